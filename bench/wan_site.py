@@ -6,7 +6,6 @@ It says where it is as each round's inner steps begin, and runs until it is kill
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import time
 import traceback
@@ -83,7 +82,7 @@ class Sleeper:
         await asyncio.sleep(steps * self._step_seconds)
         factor = np.float32(0.999 if payload == "weights" else 0.001)
         await asyncio.to_thread(np.multiply, load.array, factor, out=self.outbox.array)
-        return Done(0, steps, math.nan, first_step + steps, steps * self._step_seconds, 0)
+        return Done(0, steps, first_step + steps, steps * self._step_seconds, 0)
 
     async def evaluate(self, weights: SharedVector) -> float:
         """There is nothing to evaluate."""

@@ -6,7 +6,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from pier_node.engine.machines import Ranks
 from pier_node.engine.messages import (
     Attached,
     Done,
+    Evaluate,
+    Evaluated,
     Logged,
     Message,
     Over,
@@ -34,6 +36,7 @@ from pier_node.engine.messages import (
     decode,
     encode,
 )
+from pier_node.engine.own_state import OwnState
 from pier_node.engine.parameters import Vectors
 from pier_node.engine.ranks import COLUMNS
 
@@ -46,6 +49,7 @@ class Scene:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.outbox, self.anchor, self.table = SharedVector(2), SharedVector(2), SharedVector(COLUMNS)
         self._folder, self.logged = folder, list[tuple[int, dict[str, float | str]]]()
+        self.evaluate: Callable[[], float] | None = None
         self._ours, self._theirs = socket.socketpair()
         self._ours.settimeout(10)
         self._lines = self._ours.makefile("rb")
@@ -59,11 +63,11 @@ class Scene:
     def train(self, steps: int, first: int = 0, forget: bool = False) -> Train:
         return Train(first + 1, first, steps, self.anchor.path, forget, round=0, sites=1, losses={})
 
-    def joined(self, first: Message) -> Site:
+    def joined(self, *first: Message) -> Site:
         """The site, which has heard what to do first."""
-        self.say(Attached(self.outbox.path, self.table.path, 0, 1, 100, str(self._folder), 0), first)
-        ranks = Ranks()
-        site = Site(Vectors(self.model, 0), self.optimizer, Link(self._theirs, ranks), ranks, 8, lambda: None)
+        self.say(Attached(self.outbox.path, self.table.path, 0, 1, 100, str(self._folder), 0), *first)
+        link = Link(self._theirs, Ranks())
+        site = Site(OwnState(Vectors(self.model, 0), self.optimizer, link, self.evaluate), link, 8, self.optimizer)
         assert isinstance(self.hear(), Ready)
         return site
 
@@ -107,7 +111,7 @@ def test_steps_begin_with_the_weights_of_the_daemon_and_end_in_the_outbox(scene:
     with pytest.raises(StopTraining):
         scene.steps(site, [2.0, 1.0], then=Over(""))
     done = scene.done()
-    assert (done.tokens, done.loss, done.diverged) == (16, 1.0, False)
+    assert (done.tokens, done.adam_step, done.diverged) == (16, 0, False)
     assert scene.outbox.array.tolist() == scene.model.weight.flatten().tolist()
 
 
@@ -129,6 +133,35 @@ def test_a_loop_that_tells_no_losses_has_not_diverged(scene: Scene) -> None:
     site = scene.joined(scene.train(2))
     scene.steps(site, [None, None], then=scene.train(2, first=2))
     assert not scene.done().diverged
+
+
+def test_the_program_validates_the_weights_that_the_daemon_names_and_goes_on_with_its_own(scene: Scene) -> None:
+    scene.evaluate = lambda: scene.model.weight.sum().item()
+    best = SharedVector(2)
+    best.array[:] = 5.0, 6.0
+    scene.anchor.array[:] = 3.0, 4.0
+    site = scene.joined(Evaluate(7, best.path), scene.train(2))
+    assert scene.hear() == Evaluated(7, 11.0)
+    assert scene.model.weight.tolist() == [[3.0, 4.0]]
+    scene.step(site)
+    scene.say(Evaluate(8, best.path), scene.train(2, first=2))
+    scene.step(site)
+    scene.done()
+    assert scene.hear() == Evaluated(8, 11.0)
+    assert scene.model.weight.tolist() == [[3.0, 4.0]]
+
+
+def test_a_program_that_does_not_validate_is_not_asked_to(scene: Scene) -> None:
+    with pytest.raises(PierError, match="Evaluate where inner steps were to come"):
+        scene.joined(Evaluate(7, scene.anchor.path))
+
+
+def test_a_step_says_what_it_came_to(scene: Scene) -> None:
+    site = scene.joined(scene.train(2))
+    site.step(tokens=3, loss=torch.tensor(2.0), gradient_norm=torch.tensor(0.5))
+    progress = scene.hear()
+    assert isinstance(progress, Progress)
+    assert (progress.step, progress.loss, progress.tokens, progress.gradient_norm) == (0, 2.0, 3, 0.5)
 
 
 def test_an_optimizer_that_is_to_forget_begins_without_a_state(scene: Scene) -> None:

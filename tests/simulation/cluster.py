@@ -84,7 +84,7 @@ class FakeTrainer:
             self.outbox.array[:] = load.array
             self.outbox.array[self.coordinate] -= 0.01 * steps
         self.steps_done += steps
-        return messages.Done(0, steps, math.nan, first_step + steps, 1.0, 0)
+        return messages.Done(0, steps, first_step + steps, 1.0, 0)
 
     async def evaluate(self, weights: SharedVector) -> float:
         with elsewhere():

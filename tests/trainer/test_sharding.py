@@ -98,8 +98,10 @@ async def test_workers_that_share_the_model_do_what_one_does(
 
     for first in (0, STEPS):
         losses = [alone.train(step, windows.batch(step, BATCH), BATCH).item() for step in range(first, first + STEPS)]
-        done = await trainer.run(first, STEPS, BATCH, "weights", weights)
-        assert done.loss == pytest.approx(sum(losses) / STEPS, abs=1e-5)
+        told = list[Progress]()
+        done = await trainer.run(first, STEPS, BATCH, "weights", weights, on_progress=told.append)
+        assert [losses[it.step - first] for it in told] == pytest.approx([it.loss for it in told], abs=1e-5)
+        assert told[0].step == first
         weights.array[:] = trainer.outbox.array
     state = torch.empty(3, alone.layout.length)
     alone.store_weights(state[0])

@@ -1,7 +1,8 @@
 """The program's end of the engine: what a training loop has of its site.
 
 A site's program may have several ranks (torchrun). Rank 0 talks to the daemon and tells the others. docs/engine.md has
-the states, engine/program.py is the daemon's end, engine/join.py finds the daemon.
+the states, engine/program.py is the daemon's end, engine/join.py finds the daemon. Pier's own trainer is such a program
+too (trainer/worker.py): what differs between programs is how their weights and optimizers come and go, `TrainingState`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, SupportsFloat
+from typing import Any, Protocol, Self, SupportsFloat
 
 import numpy as np
 import torch
@@ -26,18 +26,13 @@ from torch.optim import Optimizer
 
 from pier_node.base.errors import PierError
 from pier_node.engine import messages
-from pier_node.engine.machines import Ranks, Weights
+from pier_node.engine.machines import Ranks
 from pier_node.engine.ranks import COLUMNS, STEPS, enter
-
-if TYPE_CHECKING:  # it loads DTensor, which Pier's own trainer does without
-    from pier_node.engine.parameters import Vectors
 
 TOLD_SECONDS = 0.5
 """How often the daemon hears how far the inner steps are."""
 LOOK_SECONDS = 1.0
 """How often ranks look whether the site has to leave. It takes all of them, so that each looks after the same step."""
-KEPT_SECONDS = 300.0
-"""How often the optimizer's state is written to the disk."""
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +65,13 @@ class Link:
 
     Args:
         stream: None: this is another rank.
+
+    Attributes:
+        ranks: those that train the model together.
     """
 
     def __init__(self, stream: socket.socket | None, ranks: Ranks) -> None:
-        self._stream, self._ranks = stream, ranks
+        self._stream, self.ranks = stream, ranks
         self._file = stream.makefile("rb") if stream else None
 
     def send(self, message: messages.Message) -> None:
@@ -90,7 +88,7 @@ class Link:
         if self._file is not None:
             with contextlib.suppress(OSError):
                 line = self._file.readline()
-        line = self._ranks.share(line)
+        line = self.ranks.share(line)
         if not line:
             raise _daemon_gone()
         message = messages.decode(line)
@@ -101,7 +99,7 @@ class Link:
     def look(self, again: int) -> tuple[bool, int]:
         """Whether `receive` would not have to wait, and rank 0's `again`; every rank hears the same."""
         waiting = self._stream is not None and bool(select.select([self._stream], [], [], 0)[0])
-        news, steps = self._ranks.share(b"%d %d" % (waiting, again)).split()
+        news, steps = self.ranks.share(b"%d %d" % (waiting, again)).split()
         return news == b"1", int(steps)
 
     def close(self) -> None:
@@ -127,27 +125,33 @@ class _Steps:
     Attributes:
         done: how many.
         tokens: that this rank has trained on in them.
-        loss: of the last one whose loss was read.
+        loss, gradient_norm: of the last one for which they were read; NaN: the loop does not tell.
         began, told: when the first one began, and when the daemon last heard of one.
         look_at: after how many all ranks look whether there is news.
     """
 
     def __init__(self) -> None:
-        self.done = self.tokens = 0
-        self.loss = math.nan
+        self.done, self.tokens = 0, 0.0
+        self.loss = self.gradient_norm = math.nan
         self.began = self._looked = time.monotonic()
         self.told, self.look_at = 0.0, 1
         self._losses, self._finite, self._looked_at, self._warned = 0, torch.zeros(()), 0, False
         self._last: float | Tensor = math.nan
+        self._norm: float | Tensor = math.nan
 
-    def saw(self, loss: float | Tensor) -> None:
-        """Note a step's loss, without waiting for the device that computes it."""
+    def saw(self, loss: float | Tensor | None, gradient_norm: float | Tensor | None) -> None:
+        """Note what a step came to, without waiting for the device that computes it."""
+        if gradient_norm is not None:
+            self._norm = gradient_norm
+        if loss is None:
+            return
         self._last = loss.detach() if isinstance(loss, Tensor) else torch.tensor(loss)
         self._finite = self._finite.to(self._last.device) + self._last.isfinite()
         self._losses += 1
 
     def read(self, first_step: int) -> None:
-        """Wait for the last loss, and warn of the first one that was not finite."""
+        """Wait for what the last step came to, and warn of the first loss that was not finite."""
+        self.gradient_norm = float(self._norm)
         if not self._losses:
             return
         self.loss = float(self._last)
@@ -168,12 +172,50 @@ class _Steps:
         return max(1, int(LOOK_SECONDS / max(seconds, 1e-4)))
 
 
+class TrainingState(Protocol):
+    """A model and its optimizer. All ranks call the same methods in the same order.
+
+    Attributes:
+        can: what the daemon may ask for besides inner steps.
+    """
+
+    can: Sequence[messages.Ability]
+
+    @property
+    def adam_step(self) -> int:
+        """Number of AdamW steps behind the moments that were published; 0: the program keeps its optimizer."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak memory of this rank's device in bytes; 0: not known."""
+
+    def enter(self, place: messages.Attached) -> None:
+        """Take the site's place in the run, and tell the daemon `Ready`."""
+
+    def load(self, job: messages.Train) -> None:
+        """Take what the inner steps of `job` begin with."""
+
+    def publish(self, job: messages.Train) -> None:
+        """Write what they have come to into the shared vectors; return when all ranks have."""
+
+    def answer(self, request: messages.Evaluate | messages.Rate) -> None:
+        """Do what one of the abilities is for, and tell the daemon."""
+
+    def finish(self, path: str) -> None:
+        """Load the model of the finished run from a shared vector."""
+
+    def keep(self) -> None:
+        """Keep what the daemon does not: the site leaves."""
+
+
 class Site:
     """This program's place in a run.
 
     Args:
-        vectors: the model's way in and out of shared memory.
+        training: the model and its optimizer.
+        link: to the daemon, which has been told what the program is.
         step_tokens: tokens of an inner step at this site, at most.
+        optimizer: whose steps `with` counts.
         left: called when the site has left its daemon alone.
 
     Attributes:
@@ -185,30 +227,25 @@ class Site:
 
     def __init__(
         self,
-        vectors: Vectors,
-        optimizer: Optimizer | None,
+        training: TrainingState,
         link: Link,
-        ranks: Ranks,
         step_tokens: int,
-        left: Callable[[], None],
+        optimizer: Optimizer | None = None,
+        left: Callable[[], None] = lambda: None,
     ) -> None:
-        self._optimizer, self._link, self._ranks, self._left = optimizer, link, ranks, left
-        self._weights = Weights(vectors, ranks)
-        self._step_tokens, self._steps, self._kept_at = step_tokens, _Steps(), time.monotonic()
-        self._hooks: list[Any] = []
-        self._logged = messages.Waiting()
+        self._training, self._link, self._ranks = training, link, link.ranks
+        self._step_tokens, self._optimizer, self._left = step_tokens, optimizer, left
+        self._steps, self._logged, self._hooks = _Steps(), messages.Waiting(), list[Any]()
         self.finished = self._closed = False
         atexit.register(self.close)  # a program that ends without it must not leave its daemon waiting
         place = link.receive()
         if not isinstance(place, messages.Attached):
             raise PierError("Pier's daemon could not enter the run", "What it printed says why.")
-        self._place = place
+        ranks = self._ranks
         self._row = enter(place.table, ranks.count, ranks.own) if ranks.here else np.zeros(COLUMNS, np.float32)
         self.slot, self.slots, self.total_steps = place.slot, place.slots, place.total_steps
         self.daemon = place.daemon
-        self._restore_optimizer()
-        self._publish()
-        link.send(messages.Ready())
+        training.enter(place)
         self._over = ""
         self._job = messages.Train(0, self.total_steps, 0, "", forget=False, round=0, sites=1, losses={})
         with contextlib.suppress(StopTraining):  # `step` raises it again
@@ -224,12 +261,19 @@ class Site:
         """How the run stands: round, step, sites, slot, and the losses of other sites."""
         return State(self._job.round, self.step_index, self._job.sites, self.slot, self._job.losses)
 
-    def step(self, tokens: int | None = None, loss: float | Tensor | None = None) -> None:
+    def step(
+        self,
+        tokens: float | None = None,
+        loss: float | Tensor | None = None,
+        gradient_norm: float | Tensor | None = None,
+    ) -> None:
         """An inner step is done: the optimizer has changed the weights. Every H-th call is an outer round.
 
         Args:
-            tokens: that this rank has trained on; None: `step_tokens`, shared among the ranks.
+            tokens: that this rank has trained on; its share of them, if several ranks train on the same; None: the same
+                share of `step_tokens` as every rank.
             loss: of the step, for people who look at the run.
+            gradient_norm: likewise, before it was clipped.
 
         Raises:
             StopTraining: the run is over, or this site leaves it.
@@ -239,22 +283,17 @@ class Site:
         steps, now = self._steps, time.monotonic()
         steps.done += 1
         self._row[STEPS] += 1
-        steps.tokens += self._step_tokens // self._ranks.count if tokens is None else int(tokens)
+        steps.tokens += self._step_tokens // self._ranks.count if tokens is None else tokens
+        steps.saw(loss, gradient_norm)
         last, tell = steps.done >= self._job.steps, now - steps.told > TOLD_SECONDS
-        if loss is not None:
-            steps.saw(loss)
         if last or tell:
             steps.read(self._job.first_step)
-        if last or tell:
             self._tell_logged()
+        if tell:
+            self._tell_progress(now)
         if last:
             self._exchange()
-            return
-        if tell:
-            steps.told = now
-            tokens = steps.tokens * self._ranks.count
-            self._link.send(messages.Progress(self.step_index - 1, steps.loss, tokens, now - steps.began))
-        if steps.done >= steps.look_at:
+        elif steps.done >= steps.look_at:
             news, again = self._link.look(steps.steps_until_look())
             steps.look_at += again
             if news:
@@ -301,51 +340,61 @@ class Site:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if kind is None:
-            self._keep_optimizer(now=True)
+            self._training.keep()
         self.close()
         return kind is StopTraining
 
     # --- a round -------------------------------------------------------------------------------
 
     def _exchange(self) -> None:
-        steps, job = self._steps, self._job
+        steps, job, training = self._steps, self._job, self._training
         self._link.send(messages.Publishing(job.id))
-        self._publish()
-        tokens, loss, losses, finite = self._ranks.sums(steps.tokens, steps.loss, *steps.losses)
-        seconds, mean = time.monotonic() - steps.began, loss / self._ranks.count
-        diverged = 2 * finite < losses
-        self._link.send(messages.Done(job.id, int(tokens), mean, 0, seconds=seconds, peak_bytes=0, diverged=diverged))
+        training.publish(job)
+        tokens, losses, finite = self._ranks.sums(steps.tokens, *steps.losses)
+        self._link.send(
+            messages.Done(
+                job.id,
+                tokens=round(tokens),
+                adam_step=training.adam_step,
+                seconds=time.monotonic() - steps.began,
+                peak_bytes=training.peak_bytes,
+                diverged="moments" not in training.can and 2 * finite < losses,
+            )
+        )
         self._next()
+
+    def _tell_progress(self, now: float) -> None:
+        steps = self._steps
+        steps.told, tokens, seconds = now, round(steps.tokens * self._ranks.count), now - steps.began
+        step, loss, norm = self.step_index - 1, steps.loss, steps.gradient_norm
+        self._link.send(messages.Progress(step, loss, tokens, seconds, norm))
 
     def _tell_logged(self) -> None:
         if metrics := self._logged.take():
             self._link.send(messages.Logged(self._logged.step, metrics))
 
-    def _publish(self) -> None:
-        self._weights.store(self._place.outbox)
-
     def _next(self) -> None:
         """Wait for the next inner steps, and load what they begin with. Raises StopTraining."""
-        match message := self._link.receive():
-            case messages.Train():
-                self._weights.load(message.load)
-                if message.forget and self._optimizer is not None:
-                    self._optimizer.state.clear()
-                self._keep_optimizer(now=message.forget)
-                self._steps, self._job = _Steps(), message
-            case messages.Over():
-                self._end(message)
-                self._check_over()
-            case _:
-                raise PierError(f"the daemon says {type(message).__name__} where inner steps were to come")
+        while not isinstance(message := self._link.receive(), messages.Train):
+            match message:
+                case messages.Over():
+                    self._end(message)
+                    self._check_over()
+                case messages.Evaluate() | messages.Rate() if self._training.can:
+                    self._training.answer(message)
+                case _:
+                    raise PierError(f"the daemon says {type(message).__name__} where inner steps were to come")
+        # The clock runs already: loading the weights takes time of the device's.
+        self._steps, self._job = _Steps(), message
+        self._training.load(message)
 
     def _end(self, over: messages.Over) -> None:
         self.finished = bool(over.load)
         self._over = "the run is over" if self.finished else "this site leaves the run"
         if self.finished:
-            self._weights.load(over.load)
+            self._training.finish(over.load)
         else:
-            self._keep_optimizer(now=True)
+            self._training.keep()
         self._ranks.meet()
         with contextlib.suppress(PierError):
             self._link.send(messages.Ready())
@@ -353,34 +402,3 @@ class Site:
     def _check_over(self) -> None:
         if self._over:
             raise StopTraining(self._over)
-
-    # --- the optimizer is the program's own ----------------------------------------------------
-
-    @property
-    def _optimizer_file(self) -> Path:
-        return Path(self._place.folder) / f"optimizer-{self._ranks.own}-of-{self._ranks.count}.pt"
-
-    def _keep_optimizer(self, now: bool = False) -> None:
-        if self._optimizer is None or not (now or time.monotonic() - self._kept_at > KEPT_SECONDS):
-            return
-        self._kept_at = time.monotonic()
-        part = self._optimizer_file.with_suffix(".part")
-        try:
-            part.parent.mkdir(parents=True, exist_ok=True)  # on another machine than the daemon's, the first time
-            torch.save({"kind": type(self._optimizer).__name__, "state": self._optimizer.state_dict()}, part)
-            part.replace(self._optimizer_file)
-        except OSError as error:
-            log.warning("the optimizer's state is not kept: %s: %s", part, error.strerror)
-
-    def _restore_optimizer(self) -> None:
-        """Take the state that this site has kept; what the program says of rates and decay stays."""
-        if self._optimizer is None or not self._optimizer_file.exists():
-            return
-        try:
-            kept = torch.load(self._optimizer_file, weights_only=True)
-            if kept["kind"] != type(self._optimizer).__name__:
-                raise ValueError(f"it is of {kept['kind']}")
-            groups = self._optimizer.state_dict()["param_groups"]
-            self._optimizer.load_state_dict({**kept["state"], "param_groups": groups})
-        except Exception as error:  # whatever is wrong with it, the site can go on without
-            log.warning("the optimizer starts again: %s cannot be used: %s", self._optimizer_file, error)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from pier_node.base.toml import read_toml
 from pier_node.engine.client import Link, Site
 from pier_node.engine.machines import Ranks
 from pier_node.engine.messages import VERSION, Attach
+from pier_node.engine.own_state import OwnState
 from pier_node.engine.parameters import Vectors
 from pier_node.engine.process import ENGINE_VARIABLE
 
@@ -83,6 +84,7 @@ def join(
     token_file: str | Path | None = None,
     folder: str | Path = "pier-data",
     patience: float = 300.0,
+    evaluate: Callable[[], float] | None = None,
     **options: Any,
 ) -> Site:
     """Make this program a site of a run: call it in every rank, after the model is wrapped, before the first step.
@@ -100,6 +102,8 @@ def join(
         folder: this site's data folder; with neither config nor peers it continues the run that is in there.
         patience: seconds that may pass between two steps, such as for a validation or a checkpoint, before the program
             counts as hung. Long steps make it longer; while their length is not known yet, it is half an hour.
+        evaluate: called in every rank, without gradients, when the run wants the validation loss of the weights that
+            the model then has; returns this rank's, in nats per token. None: the run shows none.
         options: any other option of `pier-node start`, such as listen="0.0.0.0:7700"; flags are True.
 
     Raises:
@@ -115,8 +119,9 @@ def join(
     words = ["--data", str(folder), *_words(peers, token_file, options)]
     daemon, stream = _connected(words, token) if ranks.own == 0 else (None, None)
     link = Link(stream, ranks)
+    own = OwnState(vectors, optimizer, link, evaluate)
     tables = "" if config is None else json.dumps(_read(config))
-    link.send(Attach(VERSION, list(vectors.tensors), step_tokens, tables, ranks.count, float(patience), can=[]))
+    link.send(Attach(VERSION, list(vectors.tensors), step_tokens, tables, ranks.count, float(patience), [*own.can]))
 
     def left() -> None:
         if daemon is not None:
@@ -124,7 +129,7 @@ def join(
 
     site: Site | None = None
     try:
-        site = Site(vectors, optimizer, link, ranks, step_tokens, left)
+        site = Site(own, link, step_tokens, optimizer, left)
     except BaseException:
         link.close()
         left()

@@ -79,7 +79,7 @@ class Waiting:
             log.warning("site.log leaves out %s: %s: %s", name, value, _FITS)
 
 
-VERSION = 6
+VERSION = 7
 """Of these messages. A program that speaks another version is refused."""
 LINE_LIMIT = 1 << 20
 """Maximum length of a line in bytes, including its end."""
@@ -88,7 +88,7 @@ _STRICT = ConfigDict(extra="forbid", strict=True)
 
 
 Ability = Literal["gradient", "moments", "evaluate", "rate"]
-"""What a program may be able to do besides its inner steps. Pier's own trainer can do all of it: see docs/engine.md."""
+"""What a program may be able to do besides its inner steps: see docs/engine.md. Pier's own trainer can do all of it."""
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -258,15 +258,14 @@ class Done:
 
     job: int
     tokens: int
-    loss: float
-    """Of the last step, or the mean over all steps; NaN if the program tells none."""
     adam_step: int
     """Number of AdamW steps behind the published moments; 0 if it keeps its optimizer to itself."""
     seconds: float
     peak_bytes: int
     """Peak device memory of rank 0 in bytes; 0 on a CPU, or if the program does not tell."""
     diverged: bool = False
-    """Most losses were not finite. The daemon sees it in the weights too, but maybe later."""
+    """Most losses were not finite. The daemon sees it in the weights too, but maybe later. A program that announces
+    "moments" does not say so: the daemon makes them zeros when it has seen the weights."""
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -84,6 +84,11 @@ class Vectors:
         """Elements of the whole model, however it is sharded."""
         return self._layout.length
 
+    @property
+    def device(self) -> torch.device:
+        """Where this rank has its part."""
+        return next(iter(self._parameters.values())).device
+
     def load(self, path: str) -> None:
         """Take this rank's part of the weights from a shared vector."""
         self.take(attach(path, self.length))

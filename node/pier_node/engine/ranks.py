@@ -83,7 +83,9 @@ class RankTable:
 
 def _state(pid: int) -> str:
     try:
-        state = psutil.Process(pid).status()
+        process = psutil.Process(pid)
+        if process.memory_info().vms:
+            return str(process.status())
     except psutil.NoSuchProcess:
-        return str(psutil.STATUS_DEAD)
-    return str(psutil.STATUS_DEAD if state == psutil.STATUS_ZOMBIE else state)
+        pass
+    return str(psutil.STATUS_DEAD)  # one that is ending has no memory before its connections close

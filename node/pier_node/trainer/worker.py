@@ -4,8 +4,8 @@ The daemon runs the launcher as `python -m pier_node.trainer.worker`. It loads P
 can then start and restart without loading it. When one worker dies, all of them are restarted. The launcher ends when
 a worker ends normally, when they have died too often, or with its daemon.
 
-The workers of a site find each other on the loopback interface, through a file. Rank 0 talks to the daemon, and the
-others hear from it what the daemon says: engine/client.py, docs/engine.md. When the daemon closes the connection, rank
+A worker is a training loop around `Site.step`, as that of any program that calls `pier.join` (engine/client.py). The
+workers of a site find each other on the loopback interface, through a file. When the daemon closes the connection, rank
 0 ends at once, even in the middle of a step, and the launcher ends the others.
 """
 
@@ -41,10 +41,9 @@ from pier_node.base.shared import attach
 from pier_node.config.program import described
 from pier_node.config.run import RunConfig, from_canonical
 from pier_node.engine import messages
-from pier_node.engine.client import Link
+from pier_node.engine.client import Link, Site, StopTraining
 from pier_node.engine.machines import Ranks
 from pier_node.engine.process import ENGINE_VARIABLE
-from pier_node.engine.ranks import STEPS, enter
 from pier_node.outer.layout import Layout
 from pier_node.trainer import devices
 from pier_node.trainer.command import Setup
@@ -84,80 +83,74 @@ class Place:
 
 FAILED_SECONDS = 60.0
 """What the daemon gets to end this program after it was told why it cannot train."""
-REPORT_INTERVAL = 0.2
-"""Minimum seconds between progress reports: each makes the device wait until its queue is empty."""
 
 
 class Worker:
-    """The model, the data and the shared vectors of one worker, and its requests.
+    """The model, the data and the shared vectors of one worker, as `Site` moves them: a TrainingState.
+
+    It keeps nothing to itself: its weights come from the daemon, and AdamW's moments stay with it.
 
     Args:
         link: to the daemon.
-        ranks: the workers of the site, which have joined.
-        place: the site's in the run.
         config: of the run.
-        windows: of the site's corpus.
+        setup: of the site.
         parallel: how the workers share the model; not auto.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        ranks: Ranks,
-        place: messages.Attached,
-        config: RunConfig,
-        windows: Windows,
-        parallel: Parallel = DDP,
-    ) -> None:
-        self._link, self._ranks, self._inner, self._windows = link, ranks, config.inner, windows
-        self._device = devices.pick(ranks.own, ranks.count)
-        self._replica = Replica(config, self._device, ranks.count, parallel)
-        self._length = self._replica.layout.length
+    def __init__(self, link: Link, config: RunConfig, setup: Setup, parallel: Parallel = DDP) -> None:
+        self.can: Sequence[messages.Ability] = get_args(messages.Ability)
+        self._link, self._ranks, self._config, self._setup, self._parallel = link, link.ranks, config, setup, parallel
+        self._device = devices.pick(self._ranks.own, self._ranks.count)
+
+    @property
+    def adam_step(self) -> int:
+        """Number of AdamW steps behind the moments."""
+        return self._replica.adam_step
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak memory of this worker's device in bytes; 0 on a CPU."""
+        return devices.peak_bytes(self._device)
+
+    def enter(self, place: messages.Attached) -> None:
+        """Open the data of the site, and make room for the model."""
+        link, ranks, config = self._link, self._ranks, self._config
+        link.send(self._ready())
+        corpus = open_data(config, self._setup, place, link, ranks.own)
+        self._windows = Windows(corpus, config.model.context, config.run.seed, self._setup.node)
+        link.send(messages.Opened(len(corpus.train), len(corpus.validation)))
+        self._parallel.check(config, ranks.count)
+        self._replica = Replica(config, self._device, ranks.count, self._parallel)
         self._outbox, self._adam_m, self._adam_v = map(self._attach, (place.outbox, place.adam_m, place.adam_v))
-        self._row = enter(place.table, ranks.count, ranks.own)
 
-    def obey(self, message: messages.Message) -> None:
-        """Execute a request of the daemon."""
-        match message:
-            case messages.Train():
-                self._work(message)
-            case messages.Evaluate():
-                self._evaluate(message)
-            case messages.Rate():
-                self._rate(message)
-            case _:
-                raise PierError(f"a worker cannot obey {message}")
+    def _ready(self) -> messages.Ready:
+        device, count = self._device, self._ranks.count
+        bf16 = devices.uses_bf16(device, self._config.inner.precision)
+        full = devices.full_speed(device, count, bf16, flops_per_token(self._config.model))
+        return messages.Ready(devices.describe(device, count, bf16), full, devices.fallback(device))
 
-    def _work(self, job: messages.Train) -> None:
-        started, reported = time.monotonic(), 0.0
+    def load(self, job: messages.Train) -> None:
+        """Take the weights, and AdamW's moments if they have changed."""
+        self._job = job
         self._replica.load_weights(self._attach(job.load))
         if job.moments is not None:
             self._replica.load_moments(self._adam_m, self._adam_v, job.moments)
-        total = torch.zeros((), dtype=torch.float64, device=self._device)
-        for index in range(job.steps):
-            loss = self._step(job, job.first_step + index)
-            total += loss
-            self._row[STEPS] += 1
-            seconds = time.monotonic() - started
-            if self._ranks.own == 0 and (index == 0 or seconds - reported > REPORT_INTERVAL):
-                reported = seconds
-                done = self._tokens(job, index + 1)
-                norm = self._replica.gradient_norm.item()
-                self._link.send(messages.Progress(job.first_step + index, loss.item(), done, seconds, norm))
-        self._publish(job)
-        if self._ranks.own == 0:
-            peak, seconds = devices.peak_bytes(self._device), time.monotonic() - started
-            tokens, loss_mean = self._tokens(job, job.steps), total.item() / job.steps
-            self._link.send(messages.Done(job.id, tokens, loss_mean, self._replica.adam_step, seconds, peak))
 
-    def _step(self, job: messages.Train, step: int) -> Tensor:
-        rows = self._rows(step, job.sequences)
-        if job.publish == "gradient":
-            return self._replica.gradient(rows, job.sequences)
-        return self._replica.train(step, rows, job.sequences)
+    def step(self, index: int) -> tuple[float, Tensor, Tensor]:
+        """Do inner step `index` of the run, or compute its gradient, if that is all that the daemon wants.
 
-    def _publish(self, job: messages.Train) -> None:
-        self._link.send(messages.Publishing(job.id))
+        Returns this worker's share of the tokens, the loss, and the norm of the gradient before clipping.
+        """
+        replica, sequences = self._replica, self._job.sequences
+        rows = self._rows(index, sequences)
+        if self._job.publish == "gradient":
+            loss = replica.gradient(rows, sequences)
+        else:
+            loss = replica.train(index, rows, sequences)
+        return sequences * replica.context / self._ranks.count, loss, replica.gradient_norm
+
+    def publish(self, job: messages.Train) -> None:
+        """Publish the weights and AdamW's moments, or the gradient."""
         # Nobody writes before the daemon was told; all have written before it is told of the end.
         if job.publish == "gradient":
             self._ranks.meet()
@@ -169,16 +162,25 @@ class Worker:
             self._replica.store_moments(self._adam_m, self._adam_v)
         self._ranks.meet()
 
-    def _evaluate(self, request: messages.Evaluate) -> None:
-        inner, shares = self._inner, self._replica.shares
-        own = self._windows.validation(inner.eval_batches, inner.batch_size, self._at_once, shares.own, shares.count)
-        self._link.send(messages.Evaluated(request.id, self._replica.evaluate(self._attach(request.weights), own)))
+    def answer(self, request: messages.Evaluate | messages.Rate) -> None:
+        """Tell the validation loss, or the loss of rows, with the weights of the request."""
+        replica, weights = self._replica, self._attach(request.weights)
+        if isinstance(request, messages.Evaluate):
+            inner, shares = self._config.inner, replica.shares
+            own = self._windows.validation(
+                inner.eval_batches, inner.batch_size, self._at_once, shares.own, shares.count
+            )
+            self._link.send(messages.Evaluated(request.id, replica.evaluate(weights, own)))
+        elif self._ranks.own == 0:
+            losses = replica.rate(weights, np.load(request.rows), self._at_once)
+            self._link.send(messages.Rated(request.id, losses.tolist()))
 
-    def _rate(self, request: messages.Rate) -> None:
-        if self._ranks.own != 0:
-            return
-        losses = self._replica.rate(self._attach(request.weights), np.load(request.rows), self._at_once)
-        self._link.send(messages.Rated(request.id, losses.tolist()))
+    def finish(self, path: str) -> None:
+        """Load the weights."""
+        self._replica.load_weights(self._attach(path))
+
+    def keep(self) -> None:
+        """The daemon has everything."""
 
     def _rows(self, step: int, sequences: int) -> Batch:
         shares = self._replica.shares
@@ -192,14 +194,12 @@ class Worker:
     @property
     def _at_once(self) -> int:
         """Maximum number of sequences that this worker computes together in a step: its memory suffices for them."""
-        own = max(1, self._inner.batch_size // self._replica.shares.count)
-        return min(own, self._inner.micro_batch or own)
-
-    def _tokens(self, job: messages.Train, steps: int) -> int:
-        return steps * job.sequences * self._replica.context
+        inner = self._config.inner
+        own = max(1, inner.batch_size // self._replica.shares.count)
+        return min(own, inner.micro_batch or own)
 
     def _attach(self, path: str) -> Tensor:
-        return torch.from_numpy(attach(path, self._length))
+        return torch.from_numpy(attach(path, self._replica.layout.length))
 
 
 def serve(place: Place) -> None:
@@ -209,9 +209,9 @@ def serve(place: Place) -> None:
     stream = _connected(path) if place.rank == 0 else None
     devices.share_cores(place.world)
     place.join(path)
-    link = Link(stream, ranks := Ranks())
+    link = Link(stream, Ranks())
     try:
-        _serve(link, ranks, setup, place.parallel)
+        _train(link, setup, place.parallel)
     except PierError as error:
         # A restart would meet the same error, and so do all ranks. The daemon ends this program after reporting it.
         with contextlib.suppress(PierError):
@@ -238,29 +238,15 @@ def _connected(path: str) -> socket.socket:
     return stream
 
 
-def _serve(link: Link, ranks: Ranks, setup: Setup, parallel: Parallel) -> None:
+def _train(link: Link, setup: Setup, parallel: Parallel) -> None:
     config = from_canonical(setup.config)
+    worker, step_tokens = Worker(link, config, setup, parallel), config.inner.batch_size * config.model.context
     tensors = described((entry.name, entry.shape) for entry in Layout.of(config.model).entries)
-    step_tokens, abilities = config.inner.batch_size * config.model.context, [*get_args(messages.Ability)]
-    link.send(messages.Attach(messages.VERSION, [*tensors], step_tokens, "", ranks.count, PATIENCE, abilities))
-    place = link.receive()
-    if not isinstance(place, messages.Attached):
-        raise PierError(f"a worker is given its place before anything else, but the daemon sent {place}")
-    link.send(_ready(config, ranks))
-    corpus = open_data(config, setup, place, link, ranks.own)
-    windows = Windows(corpus, config.model.context, config.run.seed, setup.node)
-    link.send(messages.Opened(len(corpus.train), len(corpus.validation)))
-    parallel.check(config, ranks.count)
-    worker = Worker(link, ranks, place, config, windows, parallel)
-    while True:
-        worker.obey(link.receive())
-
-
-def _ready(config: RunConfig, ranks: Ranks) -> messages.Ready:
-    device, count = devices.pick(ranks.own, ranks.count), ranks.count
-    bf16 = devices.uses_bf16(device, config.inner.precision)
-    full = devices.full_speed(device, count, bf16, flops_per_token(config.model))
-    return messages.Ready(devices.describe(device, count, bf16), full, devices.fallback(device))
+    link.send(messages.Attach(messages.VERSION, [*tensors], step_tokens, "", link.ranks.count, PATIENCE, [*worker.can]))
+    site = Site(worker, link, step_tokens)
+    with contextlib.suppress(StopTraining):
+        while True:
+            site.step(*worker.step(site.step_index))
 
 
 def open_data(config: RunConfig, setup: Setup, place: messages.Attached, link: Link, rank: int) -> Corpus:
