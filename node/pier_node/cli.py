@@ -158,16 +158,26 @@ main.add_command(serve)
     type=click.IntRange(min=1),
     help="Inner steps of the whole run; how many rounds that makes decides about outer.algorithm. [default: 1000]",
 )
+@click.option(
+    "--pace",
+    type=(click.FloatRange(min=0, min_open=True), click.FloatRange(min=0, min_open=True)),
+    metavar="MBIT SECONDS",
+    help="Mbit/s of the slowest site's line, and seconds of an inner step: chooses how updates travel, and predicts "
+    "how long the run takes. [default: uncompressed]",
+)
 @FORCE
 @explained
-def init(file: Path, force: bool, steps: int | None, sites: int | None, **options: Any) -> None:
+def init(
+    file: Path, force: bool, pace: tuple[float, float] | None, steps: int | None, sites: int | None, **model: Any
+) -> None:
     """Write a run.toml with all settings, meanings and defaults.
 
     FILE is the file to write. [default: run.toml]
     """
-    from pier_node.commands.init import init
+    from pier_node.commands.init import Pace, Wanted, init
 
-    click.echo(init(file, force=force, steps=steps or 0, run={"sites": sites} if sites else {}, **options))
+    run = {"sites": sites} if sites else {}
+    click.echo(init(file, Wanted(**model, steps=steps or 0, run=run, pace=Pace(*pace) if pace else None), force))
 
 
 @main.command()

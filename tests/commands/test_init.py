@@ -38,6 +38,44 @@ def test_the_number_of_sites_need_not_be_edited(call: Call, tmp_path: Path) -> N
     assert f"\n  pier-node start --run {tmp_path / 'two.toml'}\n" in done.output
 
 
+@pytest.mark.parametrize(
+    ("mbit", "chosen", "keys"),
+    [
+        ("1000", "as they are (fp32)", ("none", False, 1)),
+        ("20", "int4", ("int4", False, 1)),
+        ("2", "int4, while sites train", ("int4", True, 5)),
+    ],
+)
+def test_the_pace_of_the_slowest_site_chooses_how_updates_travel(
+    call: Call, tmp_path: Path, mbit: str, chosen: str, keys: tuple[str, bool, int]
+) -> None:
+    done = call("init", tmp_path / "run.toml", "--sites", "2", "--pace", mbit, "0.05")
+    outer = load(tmp_path / "run.toml").outer
+    assert (outer.codec, outer.overlap, outer.fragments) == keys
+    assert (outer.algorithm, outer.momentum) == (FEW["algorithm"], FEW["momentum"])
+    assert f"Chosen: {chosen}." in done.output
+    assert f"Updates travel {chosen}: chosen for {mbit} Mbit/s and 0.05 s an inner step." in prose(
+        tmp_path / "run.toml"
+    )
+    assert max(map(len, done.output.split("Chosen")[0].splitlines()[1:])) <= 80
+
+
+def test_a_prediction_is_that_of_bytes_over_the_line(call: Call, tmp_path: Path) -> None:
+    done = call("init", tmp_path / "run.toml", "--sites", "2", "--pace", "8", "0.1")
+    [row] = [line for line in done.output.splitlines() if "fp32" in line and "%" in line]
+    parameters = Layout.of(load(tmp_path / "run.toml").model).length
+    exchange = 4 * parameters / 1e6  # each of two sites sends half of its update, and half of the mean
+    assert f"{exchange:.3g} s" in row
+    assert f"{100 * 5 / (5 + exchange):.0f} %" in row
+
+
+def test_a_pace_needs_sites(call: Call, tmp_path: Path) -> None:
+    failed = call("init", tmp_path / "run.toml", "--pace", "8", "0.1")
+    assert failed.exit_code == 1
+    assert "--sites" in failed.output
+    assert not (tmp_path / "run.toml").exists()
+
+
 def prose(path: Path) -> str:
     return " ".join(path.read_text().replace("#   ", "").split())
 

@@ -30,6 +30,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.http import GOODBYE
 from pier_node.base.log import log_to
 from pier_node.base.tasks import until_stopped
+from pier_node.commands.init import Wanted
 from pier_node.commands.init import init as write_run
 from pier_node.wire.addresses import choose_address
 
@@ -53,7 +54,7 @@ def init(folder: Path, preset: str) -> str:
         )
     folder.mkdir(parents=True, exist_ok=True)
     name = run_name(folder)
-    write_run(folder / RUN_FILE, preset, force=False, run={"name": name} if name else {})
+    write_run(folder / RUN_FILE, Wanted(preset, run={"name": name} if name else {}), force=False)
     home = Home(folder)
     _ = home.identity, home.operator
     return (

@@ -216,7 +216,7 @@ class Site:
         link: to the daemon, which has been told what the program is.
         step_tokens: tokens of an inner step at this site, at most.
         optimizer: whose steps `with` counts.
-        left: called when the site has left its daemon alone.
+        left: called when the site has left its daemon alone, with whether the run is finished.
 
     Attributes:
         slot, slots: this site trains on part `slot` of `slots` of data that all sites share; see `shard`.
@@ -231,7 +231,7 @@ class Site:
         link: Link,
         step_tokens: int,
         optimizer: Optimizer | None = None,
-        left: Callable[[], None] = lambda: None,
+        left: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self._training, self._link, self._ranks = training, link, link.ranks
         self._step_tokens, self._optimizer, self._left = step_tokens, optimizer, left
@@ -326,7 +326,7 @@ class Site:
         with contextlib.suppress(PierError):  # the daemon has gone first
             self._tell_logged()
         self._link.close()
-        self._left()
+        self._left(self.finished)
 
     def __enter__(self) -> Self:
         if self._optimizer is None:

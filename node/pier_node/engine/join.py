@@ -118,21 +118,15 @@ def join(
         folder, options = simulated["folder"], {"listen": simulated["listen"], "name": Path(simulated["folder"]).name}
     words = ["--data", str(folder), *_words(peers, token_file, options)]
     daemon, stream = _connected(words, token) if ranks.own == 0 else (None, None)
-    link = Link(stream, ranks)
-    own = OwnState(vectors, optimizer, link, evaluate)
+    own = OwnState(vectors, optimizer, link := Link(stream, ranks), evaluate)
     tables = "" if config is None else json.dumps(_read(config))
     link.send(Attach(VERSION, list(vectors.tensors), step_tokens, tables, ranks.count, float(patience), [*own.can]))
-
-    def left() -> None:
-        if daemon is not None:
-            daemon.wait(site is not None and site.finished)
-
-    site: Site | None = None
     try:
-        site = Site(own, link, step_tokens, optimizer, left)
+        site = Site(own, link, step_tokens, optimizer, daemon.wait if daemon else lambda _: None)
     except BaseException:
         link.close()
-        left()
+        if daemon is not None:
+            daemon.wait(finished=False)
         raise
     if ENGINE_VARIABLE in os.environ and ranks.here:
         end_with(site.daemon)
