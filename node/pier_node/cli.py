@@ -337,15 +337,16 @@ def tokenize(run: Path, out: Path, dataset: str | None, processes: int) -> None:
 @FOLDER
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--force", is_flag=True, help="Replace the model in OUT even if Pier did not write it. [default: refuse]")
+@click.option("--gguf", is_flag=True, help="Write also OUT/model.gguf, for llama.cpp. [default: no]")
 @explained
-def export(folder: Path, out: Path, force: bool) -> None:
+def export(folder: Path, out: Path, force: bool, gguf: bool) -> None:
     """Export the newest checkpoint for Hugging Face's libraries.
 
     OUT is the folder to create, or an earlier export to replace. The daemon may keep running.
     """
     from pier_node.commands.model import export
 
-    click.echo(export(folder, out, force))
+    click.echo(export(folder, out, force, gguf))
 
 
 @main.command()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,19 +23,23 @@ from pier_node.rounds.folder import SiteRecord
 from pier_node.rounds.saved_model import Weights, find_weights, newest_weights, pick_device, site_config
 from pier_node.site.settings import Settings
 from pier_node.trainer.data.corpus import Batch, SiteData, Windows, open_corpus
-from pier_node.trainer.data.tokens import BROKEN, Spelling, Tokenizer, check_vocab, document_separator, open_tokenizer
+from pier_node.trainer.data.tokens import Tokenizer, check_vocab, document_separator, open_tokenizer, pieces, printable
 from pier_node.trainer.devices import uses_bf16
 from pier_node.trainer.model import export as writer
 from pier_node.trainer.model.decoder import stream
 from pier_node.trainer.model.evaluate import Omission, bits_per_byte, choices, early_exits, omissions, validation_loss
+from pier_node.trainer.model.gguf import require_gguf, write_gguf
 
 
-def export(data: Path, out: Path, force: bool = False) -> str:
-    """Write the folder. Returns the message for the user.
+def export(data: Path, out: Path, force: bool = False, gguf: bool = False) -> str:
+    """Write the folder, with `gguf` also a GGUF file in it. Returns the message for the user.
 
     Raises:
-        PierError: `out` contains something that no export wrote (without `force`), or cannot be written.
+        PierError: `out` contains something that no export wrote (without `force`), or cannot be written; or there can
+            be no GGUF file.
     """
+    if gguf:
+        require_gguf()
     if not (force or writer.is_ours(out)):
         raise PierError(
             f"{out} is not empty, and `pier-node export` did not write what is in it",
@@ -43,10 +47,11 @@ def export(data: Path, out: Path, force: bool = False) -> str:
         )
     weights = newest_weights(data)
     writer.export(weights.config, weights.flat, out, weights.tokenizer)
+    more = f"  llama-cli -m {write_gguf(out)} -p PROMPT\n" if gguf else ""
     return (
         f"Wrote {weights.origin}, {len(weights.flat):,} parameters in fp32, with its tokenizer, to {out}\n\n"
         f"  pier-node generate --model {out} PROMPT\n"
-        f"  transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})\n"
+        f"  transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})\n{more}"
     )
 
 
@@ -68,20 +73,6 @@ def generate(
     made = stream(weights.model(pick_device(device)), ids, tokens, temperature, top_k, seed)
     for piece in itertools.chain([prompt], pieces(tokenizer, ids, made)):
         show(printable(piece))
-
-
-def pieces(tokenizer: Tokenizer, before: list[int], ids: Iterable[int]) -> Iterator[str]:
-    """Text of the tokens that follow those in `before`, as it is generated; see trainer/data/tokens.py."""
-    spelling = Spelling(tokenizer, before)
-    for id in ids:
-        if piece := spelling.push(id):
-            yield piece
-    yield spelling.end()
-
-
-def printable(text: str) -> str:
-    """Text that can only print letters on a terminal: a model may generate any control character."""
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else BROKEN for letter in text)
 
 
 @dataclass(frozen=True)

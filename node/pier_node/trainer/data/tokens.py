@@ -6,7 +6,7 @@ Spelling decodes a stream of tokens; a character of several tokens appears once 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -164,3 +164,17 @@ class Spelling:
 
     def _piece(self, now: list[int]) -> str:
         return self._tokenizer.decode(self._before + now)[len(self._tokenizer.decode(self._before)) :]
+
+
+def pieces(tokenizer: Tokenizer, before: Sequence[int], ids: Iterable[int]) -> Iterator[str]:
+    """Text of the tokens that follow those in `before`, as it is generated."""
+    spelling = Spelling(tokenizer, before)
+    for id in ids:
+        if piece := spelling.push(id):
+            yield piece
+    yield spelling.end()
+
+
+def printable(text: str) -> str:
+    """Text that can only print letters on a terminal: a model may generate any control character."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else BROKEN for letter in text)

@@ -281,6 +281,7 @@ def _copy(source: Path, target: Path) -> None:
 SHARD_BYTES = 5_000_000_000
 
 INDEX = "model.safetensors.index.json"
+GGUF = "model.gguf"
 MARK = ".pier-export"
 _MARK_TEXT = "Pier wrote this model. `pier-node export` replaces it when it is given this folder again.\n"
 
@@ -352,7 +353,7 @@ _AGAIN = "Write the folder again with: pier-node export"
 
 
 def _clear(folder: Path) -> None:
-    for name in ("config.json", INDEX, "model.safetensors", "model-?????-of-?????.safetensors"):
+    for name in ("config.json", INDEX, "model.safetensors", "model-?????-of-?????.safetensors", GGUF):
         for old in folder.glob(name):
             old.unlink()
 
