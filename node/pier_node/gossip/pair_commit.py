@@ -24,6 +24,7 @@ from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.patience import Backoff, Deadline
 from pier_node.base.shared import Vector
 from pier_node.base.tasks import Signal, first_of, run_to_end
+from pier_node.base.tracing import span
 from pier_node.config.run import NolocoSection
 from pier_node.gossip.exchange import Lane, Swap, SwapPlan
 from pier_node.gossip.rendezvous import Met, meeting_name
@@ -249,9 +250,11 @@ class PairCommit:
         """Swap; return the shadow, and the digest of what it is made of. Raises Suspicion."""
         tools = self._tools
         await tools.faults.reach(self.round, "met")
-        await self.swap.run()
+        with span("exchange"):
+            await self.swap.run()
         tools.silence.saw(self.swap.longest_wait)
-        shadow, digest = await run_to_end(asyncio.to_thread(self._computed))
+        with span("outer step"):
+            shadow, digest = await run_to_end(asyncio.to_thread(self._computed))
         try:
             await check_finite(shadow)
         except Suspicion:

@@ -21,6 +21,7 @@ from dataclasses import replace
 from pier_node.base.errors import PierError
 from pier_node.base.shared import Vector
 from pier_node.base.tasks import run_to_end
+from pier_node.base.tracing import span
 from pier_node.gossip.exchange import Prefetch
 from pier_node.gossip.pair_commit import Doubt, Outcome, PairCommit, PairTools
 from pier_node.gossip.rendezvous import Met, Rendezvous
@@ -302,8 +303,9 @@ class Pairs:
         means = [update.vector]
         if update.error is not None:  # left by a failed meeting; now nothing is dropped
             update.error.fill(0)
-        step = asyncio.to_thread(advance_pair, state, number, [self.node], means, ledger, rates)
-        shadow = await run_to_end(step)
+        with span("outer step"):
+            step = asyncio.to_thread(advance_pair, state, number, [self.node], means, ledger, rates)
+            shadow = await run_to_end(step)
         await self._commit_own(shadow, saved)
 
     def _ledger_with(self, update: Update, number: int) -> dict[str, int]:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 
+from pier_node.base.tracing import span
+
 
 @dataclass
 class Times:
@@ -33,7 +35,8 @@ class Times:
         """Count the time of the block as waiting."""
         began = time.monotonic()
         try:
-            yield
+            with span("waiting"):
+                yield
         finally:
             self.waiting += time.monotonic() - began
 
@@ -45,7 +48,8 @@ class Times:
         """
         began, failed = time.monotonic(), False
         try:
-            yield
+            with span("attempt"):
+                yield
         except Exception:
             failed = True
             raise

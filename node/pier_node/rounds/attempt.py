@@ -18,6 +18,7 @@ from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.patience import Deadline
 from pier_node.base.shared import Vector
 from pier_node.base.tasks import Signal, cancel_and_wait, first_of, run_to_end
+from pier_node.base.tracing import span
 from pier_node.config.run import SITES
 from pier_node.outer.codec.interface import Codec, Plain
 from pier_node.outer.mean import Mean, Update, Weighing, norm_limit, weighted_mean
@@ -181,20 +182,23 @@ class Attempt:
 
     async def run(self, update: Update, advance: Advance) -> tuple[OuterState, pb.Link]:
         """The decided shadow and the votes that prove it. Raises Suspicion."""
-        mean = await self._unless_aborted(self._exchange(update))
+        with span("exchange"):
+            mean = await self._unless_aborted(self._exchange(update))
         if self._proposal.HasField("adopt"):
             adopted = self._proposal.adopt
             shadow = await self._adopted(adopted)
             known = sorted({*adopted.members, *self.group})
             value = pb.Value(origin=adopted.origin, digest=adopted.digest, members=known)
         else:
-            step = asyncio.to_thread(advance, self._state, mean, self._tokens)
-            shadow = await run_to_end(step)  # otherwise the next attempt would use `mean` at the same time
-            await check_finite(shadow)
+            with span("outer step"):
+                step = asyncio.to_thread(advance, self._state, mean, self._tokens)
+                shadow = await run_to_end(step)  # otherwise the next attempt would use `mean` at the same time
+                await check_finite(shadow)
             value = pb.Value(origin=self.ballot, digest=shadow.digest, members=shadow.members)
         await self._tools.faults.reach(shadow.round, "staged")
-        vote = await self._cast(value, shadow)
-        await self._unless_aborted(self._exchange_votes(vote))
+        with span("vote"):
+            vote = await self._cast(value, shadow)
+            await self._unless_aborted(self._exchange_votes(vote))
         for node, factor in self.clipped.items():
             log.warning("round %d: the update of %s was clipped to %.2g of its length", shadow.round, node, factor)
         return shadow, self._link(shadow)

@@ -16,6 +16,7 @@ from typing import Any
 
 from pier_node.base.patience import Backoff, Deadline
 from pier_node.base.tasks import first_of, run_to_end
+from pier_node.base.tracing import span
 from pier_node.outer.mean import Update
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
@@ -97,9 +98,10 @@ class Rounds:
     async def commit_alone(self, update: Update, advance: Advance) -> OuterState:
         """Commit a round with this site as its only member, which needs nobody's vote."""
         state, tokens = self.state, {self.node: update.tokens}
-        shadow = await asyncio.to_thread(lambda: advance(state, update.vector, tokens))
-        await check_finite(shadow)
-        await asyncio.to_thread(lambda: shadow.digest)
+        with span("outer step"):
+            shadow = await asyncio.to_thread(lambda: advance(state, update.vector, tokens))
+            await check_finite(shadow)
+            await asyncio.to_thread(lambda: shadow.digest)
         await self._settle(shadow, [alone(shadow, state.digest, self.statements)])
         return shadow
 

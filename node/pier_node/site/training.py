@@ -19,6 +19,7 @@ from typing import Any
 
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.base.tasks import cancel_and_wait, run_to_end
+from pier_node.base.tracing import span
 from pier_node.config.run import RunConfig
 from pier_node.outer.advance import advance
 from pier_node.outer.layout import Layout
@@ -185,9 +186,16 @@ class Training:
     # --- one round -----------------------------------------------------------------------------
 
     async def _round(self, plan: RoundPlan) -> None:
-        if self._flight is None:
-            self._start = await asyncio.to_thread(self._beginning, self._rounds.state)
-        tokens = await self._train(plan)
+        with span("round", round=plan.round):
+            if self._flight is None:
+                self._start = await asyncio.to_thread(self._beginning, self._rounds.state)
+            with span("inner steps"):
+                tokens = await self._train(plan)
+            with span("boundary"):
+                await self._bring(plan, tokens)
+
+    async def _bring(self, plan: RoundPlan, tokens: int) -> None:
+        """Take the result of the round before, if it is in flight, and bring what was learnt to this one."""
         landed = await self._land()
         await run_to_end(self._learn(tokens if plan.kind in APART else 0))
         self._start = NOWHERE
@@ -315,7 +323,8 @@ class Training:
         self._saving = asyncio.create_task(self._save(checkpoint))
 
     async def _save(self, checkpoint: Checkpoint) -> None:
-        await self._on_commit(checkpoint)
+        with span("checkpoint"):
+            await self._on_commit(checkpoint)
         await self._agreement.faults.reach(checkpoint.state.round, "saved")
 
     async def _saved(self) -> None:
@@ -327,7 +336,8 @@ class Training:
 
     async def validate(self, state: OuterState) -> None:
         """Compute the loss of the state's anchor on the validation split, which is the same at every site."""
-        loss = await self._inner.evaluate(state.tensors[ANCHOR])
+        with span("validation"):
+            loss = await self._inner.evaluate(state.tensors[ANCHOR])
         if math.isnan(loss):  # a program of the site's owner validates for itself
             return
         self.progress.validation_loss, self.progress.validated_round = loss, state.round
