@@ -259,6 +259,20 @@ async def test_the_logs_of_the_sites_are_read_when_they_are_opened(chromium: Bro
         assert look.errors == []
 
 
+async def test_what_the_model_writes_is_shown_as_text(chromium: Browser) -> None:
+    board = run_of_three()
+    async with serving(board) as address, looking(chromium, address) as look:
+        shown = look.page.locator("#samples li")
+        await expect(shown).to_have_count(12)
+        await expect(shown.first).to_contain_text("round 60")
+        board.apply(Fact(time.time(), "round", A, {"round": 65, "sample": "<b>once</b> upon\na time"}))
+        await expect(shown.first).to_have_text(re.compile("^round 65<b>once</b> upon a time$"))
+        assert look.errors == []
+    async with serving(board, public=True) as address, looking(chromium, address) as look:
+        await expect(look.page.locator("#t-round")).to_have_text("65 of 100")
+        await expect(look.page.locator("#samples")).to_be_hidden()
+
+
 async def _saved_csv(page: Page) -> list[str]:
     async with page.expect_download() as saving:
         await page.get_by_label("Save Training loss as CSV").click()

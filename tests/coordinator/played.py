@@ -14,6 +14,12 @@ from pier_coordinator.store.facts import Fact
 
 START = 1_760_000_000.0
 PAYLOAD = 10_600_000
+WRITTEN = (
+    "The harbour was built in the year of the storm, and the ships that came to it were few.",
+    "The the of and thesr wa s in tha bore and",
+    "In the sea was the ship of the man that had the water, and the men were on the",
+    "The ship left the harbour before the tide, which the men had not seen since the morning of",
+)
 
 
 def node(name: str) -> str:
@@ -136,7 +142,8 @@ class Played:
         tokens = {"tokens": int(number * lab.speed * 25), "bytes_sent": number * PAYLOAD}
         measured = _loss(number) + 0.06 if number % 5 == 0 else None
         losses = {"loss": _loss(number) + dice.uniform(-0.02, 0.02), "validation_loss": measured}
-        yield Fact(end, "round", name, {**body, **parts, **tokens, **losses})
+        sample = {"sample": WRITTEN[number // 5 % len(WRITTEN)]} if number % 5 == 0 else {}
+        yield Fact(end, "round", name, {**body, **parts, **tokens, **losses, **sample})
         for peer in self.labs:
             if peer is not lab:
                 yield Fact(end + 0.01, "link", name, _link(lab, peer, number, dice))

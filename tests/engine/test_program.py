@@ -112,7 +112,8 @@ class Scene:
         actor.say(Attach(VERSION, TENSORS, 8, "", ranks, patience, []))
         await listening
         self.program.check(CONFIG)
-        self.program.place(CONFIG, 0, 1, self.folder, lambda: VIEW, self.logged.append)
+        self.program.place(CONFIG, 0, 1, self.folder, lambda: VIEW)
+        self.program.on_log = self.logged.append
         starting = asyncio.create_task(self.program.start())
         place = await actor.hear()
         assert isinstance(place, Attached)

@@ -36,3 +36,13 @@ def test_a_round_of_two(caplog: pytest.LogCaptureFixture) -> None:
     )
     now[0] = 20.0
     assert committed(3, inner_step=5000).endswith("12,346 tokens/s"), "validated before, nothing sent, nothing left"
+
+
+def test_what_the_model_writes_is_told_once_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    progress, carrier = Progress(metrics={"sample": "def main():\n\treturn  1\n"}), Mock()
+    carrier.bytes_sent.return_value = 0
+    told = RoundLog(5000, progress, carrier)
+    with caplog.at_level(logging.INFO):
+        told.committed(outer_state(["a"], round=1))
+        told.committed(outer_state(["a"], round=2))
+    assert [line for line in caplog.messages if "committed" not in line] == ["the model writes: def main(): return 1"]

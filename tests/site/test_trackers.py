@@ -15,7 +15,7 @@ from pier_node.base.errors import PierError
 from pier_node.outer.times import Times
 from pier_node.rounds.progress import Progress
 from pier_node.site import trackers
-from pier_node.site.trackers import SITE_FILE, Trackers, Who
+from pier_node.site.trackers import SITE_FILE, SiteFile, Trackers, Who
 
 WHO = Who("tiny", "site-a", "0123-node-a")
 
@@ -31,7 +31,7 @@ def told(feed: Trackers, rounds: int) -> None:
 
 def site(folder: Path, text: str) -> Trackers:
     (folder / SITE_FILE).write_text(text)
-    return Trackers.of(folder, WHO)
+    return Trackers(SiteFile.of(folder).log, WHO)
 
 
 def test_tensorboard_has_a_point_a_round(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_mlflow_has_what_the_program_logged(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_without_site_toml_nothing_is_fed(tmp_path: Path) -> None:
-    told(Trackers.of(tmp_path, WHO), 2)
+    told(Trackers(SiteFile.of(tmp_path).log, WHO), 2)
 
 
 def test_a_wrong_key_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import RunConfig
 from pier_node.engine import process
-from pier_node.engine.messages import Progress
+from pier_node.engine.messages import SAMPLE, WORDS, Logged, Progress
 from pier_node.engine.process import ENGINE_VARIABLE
 from pier_node.engine.program import Program
 from pier_node.trainer.command import Workers, own_trainer
@@ -31,8 +31,9 @@ Open = Callable[..., Program]
 async def open_trainer(config: RunConfig, tmp_path: Path) -> AsyncIterator[Open]:
     opened: list[Program] = []
 
-    def build(count: int = 1, run: RunConfig = config, data_path: str | None = None) -> Program:
-        opened.append(own_trainer(run, "node-a", SiteData(path=data_path), tmp_path / "node", Workers(count)))
+    def build(count: int = 1, run: RunConfig = config, data_path: str | None = None, samples: bool = False) -> Program:
+        workers = Workers(count, samples=samples)
+        opened.append(own_trainer(run, "node-a", SiteData(path=data_path), tmp_path / "node", workers))
         return opened[-1]
 
     yield build
@@ -93,6 +94,21 @@ async def test_evaluation_does_not_disturb_training(open_trainer: Open, weights:
     await trainer.run(0, STEPS, BATCH, "weights", weights)
     assert await trainer.evaluate(trainer.outbox) < untrained - 0.5
     assert await trainer.evaluate(weights) == untrained
+
+
+async def test_after_an_evaluation_it_logs_what_the_model_writes(open_trainer: Open, weights: SharedVector) -> None:
+    logged: list[Logged] = []
+    trainer = open_trainer(samples=True)
+    trainer.on_log = logged.append
+    await trainer.start()
+    await trainer.evaluate(weights)
+    await trainer.run(0, STEPS, BATCH, "weights", weights)
+    await trainer.evaluate(trainer.outbox)
+    assert [it.step for it in logged] == [0, STEPS]
+    before, after = (it.metrics[SAMPLE] for it in logged)
+    assert isinstance(after, str)
+    assert 0 < len(after) <= WORDS
+    assert before != after
 
 
 async def test_a_job_outlives_a_caller_who_is_cancelled(open_trainer: Open, weights: SharedVector) -> None:

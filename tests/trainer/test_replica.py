@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import InnerSection, ModelSection, RunConfig
+from pier_node.trainer import replica as module
 from pier_node.trainer.data.corpus import Windows
+from pier_node.trainer.data.tokens import ByteTokenizer
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.initial import initial_weights
 from pier_node.trainer.replica import Replica, mean_gradient
@@ -58,6 +61,29 @@ def test_a_run_in_two_parts_has_the_bits_of_a_straight_one(
     _train(other, windows, range(3, 6))
     assert torch.equal(_state(other), _state(replica))
     assert other.adam_step == 6
+
+
+def test_a_sample_is_short_printable_and_always_of_the_same_dice(
+    replica: Replica, windows: Windows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SAMPLE_SECONDS", math.inf)
+    untrained = replica.sample(ByteTokenizer(), 20)
+    assert len(untrained) <= 20
+    assert all(letter.isprintable() or letter in "\n\t" for letter in untrained)
+    assert replica.sample(ByteTokenizer(), 20) == untrained
+    before = _state(replica)
+    _train(replica, windows, range(3))
+    trained = _state(replica)
+    assert replica.sample(ByteTokenizer(), 200) != untrained
+    replica.load_weights(before[0])
+    assert replica.sample(ByteTokenizer(), 20) == untrained
+    replica.load_weights(trained[0])
+    assert torch.equal(_state(replica), trained), "writing changes nothing"
+
+
+def test_a_sample_that_takes_too_long_is_cut(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SAMPLE_SECONDS", -1.0)
+    assert len(replica.sample(ByteTokenizer(), 200)) == 1
 
 
 def test_loading_moments_replaces_those_that_were_there(replica: Replica, windows: Windows) -> None:

@@ -135,12 +135,13 @@ def _public_config(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def public_board(told: Mapping[str, Any]) -> dict[str, Any]:
-    """A board, or changes of one, that everybody may read."""
+    """A board, or changes of one, that everybody may read: models may write what stood in private texts."""
     return {
         **told,
         "public": True,
         "config": _public_config(told["config"]),
         "sites": [public_site(row) for row in told["sites"]],
         "events": public_events(told["events"]),
+        "samples": [],
         "alerts": [alert for alert in told["alerts"] if alert["kind"] != LOGGED],
     }

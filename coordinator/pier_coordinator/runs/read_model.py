@@ -12,6 +12,7 @@ import json
 import secrets
 import time
 from bisect import insort
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -147,6 +148,8 @@ def said(fact: Fact) -> str:
 
 
 EVENTS = 500
+SAMPLES = 20
+"""Samples of text that are kept."""
 POINTS = 480
 CURVES = (
     *("loss", "gradient_norm", "tokens_per_second", "validation_loss", "learning_rate"),
@@ -190,6 +193,7 @@ class ReadModel:
         self.round = 0
         self.moved = 0.0
         self._events: list[dict[str, Any]] = []
+        self._samples: deque[dict[str, Any]] = deque(maxlen=SAMPLES)
         self._speeds, self._losses, self._norms = Latest(), Latest(), Latest()
         self.now = clock
         self._started = clock()
@@ -301,11 +305,17 @@ class ReadModel:
         self._progress(when)
         site.segments.add(segment)
         self.timeline.add(site.node, segment, self.stamp)
+        self._sampled(site.node, int(segment.round), text(body, "sample"))
         measured = number(body, "validation_loss")
         if measured is not None:
             site.validation_loss = measured
             site.curves["validation_loss"].add(segment.round, measured, self.stamp)
             self.curves["validation_loss"].add(segment.round, measured, self.stamp)
+
+    def _sampled(self, node: str, round: int, words: str) -> None:
+        """Keep a sample of text. Replicas that are equal write the same after a round."""
+        if words and (round, words) not in ((it["round"], it["text"]) for it in self._samples):
+            self._samples.append({"round": round, "node": node, "text": words, "stamp": self.stamp})
 
     def pulse(self, node: str, pulse: Mapping[str, Any], alive: bool) -> None:
         """Take in a heartbeat. With `alive` False, the site's lease has expired, and `pulse` may be empty."""
@@ -378,6 +388,7 @@ class ReadModel:
             "events": self.events(since),
             "curves": {name: curve.points(since) for name, curve in self.curves.items()},
             "rounds": self.timeline.rows(since),
+            "samples": [it for it in self._samples if it["stamp"] > since],
             "links": self.links.rows(since) if few else [],
             "experts": self._experts if self._experts_stamp > since else None,
             "pipeline": self.pipeline.changes(since, self.name),

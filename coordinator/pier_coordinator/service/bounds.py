@@ -9,6 +9,7 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from pier_node.config.run import SITES
+from pier_node.engine.messages import WORDS
 from pier_node.pipeline.paths_file import MOST_BYTES
 from pier_node.wire import bounds as peers
 from pier_node.wire import rules
@@ -167,6 +168,7 @@ FIELDS = rules.complete(
             "bytes_sent": COUNT,
             "loss": LOSS,
             "validation_loss": LOSS,
+            "sample": text(WORDS, breaks="\n\t"),
         },
         pb.LinkRecord: {"peer": NODE, "round_trip": AMOUNT, "bandwidth": AMOUNT, "bytes_sent": COUNT},
         pb.Note: {"level": below(101), "text": TEXT},

@@ -7,7 +7,8 @@ A fact is a row of the database and a line of the event log. The fields of its b
     site     name, address, transport, version, workers: a site has registered
     sample   inner_step, tokens, tokens_per_second, loss, utilisation, bytes_sent, memory, device, device_memory,
              mfu, cpu, gradient_norm
-    round    round, digest, members, compute, waiting, exchange, retry, steps, tokens, bytes_sent, loss, validation_loss
+    round    round, digest, members, compute, waiting, exchange, retry, steps, tokens, bytes_sent, loss,
+             validation_loss, sample
     link     peer, round_trip, bandwidth, bytes_sent: measured from `node` to `peer`
     expert   plan, job, name, step, training_loss, tokens, flops, seconds, done, loss, parent_loss, standard_error,
              epochs, accepted, problem, weights: a site's progress with an expert

@@ -26,6 +26,8 @@ MOST = 64
 """Most names that a site has metrics of."""
 WORDS = 200
 """Longest text in characters."""
+SAMPLE = "sample"
+"""The name of a text that the model has written. The run's coordinator gets it, for people to read."""
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.: -]{0,63}(/[A-Za-z0-9_][A-Za-z0-9_.: -]{0,63}){0,3}$"
 """Parts with slashes between them, as trackers group them; MLflow and TensorBoard take no other characters."""
 

@@ -142,6 +142,7 @@ class Program:
         attach: what the program has said of itself; None: it is not there yet.
         outbox: what the program published last, weights or a mean gradient, shape [parameters].
         recover_moments: called in a thread when a program died while it wrote moments; if it returns None: zeros.
+        on_log: called with metrics of the program's own.
     """
 
     def __init__(self, socket: Path | None, command: Command | None) -> None:
@@ -163,7 +164,7 @@ class Program:
         self._answer: Answer | None = None
         self._on_progress: Callable[[messages.Progress], None] | None = None
         self._view: Callable[[], RunView] = alone
-        self._on_log: Callable[[messages.Logged], None] = lambda _: None
+        self.on_log: Callable[[messages.Logged], None] = lambda _: None
         self._writer: asyncio.StreamWriter | None = None
         self._patience = Patience(0.0)
         self._table = RankTable(0)
@@ -244,7 +245,6 @@ class Program:
         slots: int,
         folder: Path,
         view: Callable[[], RunView] = alone,
-        on_log: Callable[[messages.Logged], None] = lambda _: None,
     ) -> None:
         """Settle the program's place in a run.
 
@@ -252,9 +252,8 @@ class Program:
             slot, slots: it trains on part `slot` of `slots` of the data.
             folder: where it may keep files.
             view: returns how the run stands, which the program may ask.
-            on_log: called with metrics of the program's own.
         """
-        self._view, self._on_log = view, on_log
+        self._view = view
         length = Layout.of_run(config).length
         self.outbox = SharedVector(length)
         if config.program is None:
@@ -542,7 +541,7 @@ class Program:
             case messages.Progress(), _ if self._on_progress is not None:
                 self._on_progress(message)
             case messages.Logged(), _ if self._ready:
-                self._on_log(message)
+                self.on_log(message)
             case messages.Publishing(), messages.Train(publish="weights") as train if message.job == train.id:
                 self._waits_to_publish = self.can("moments")
                 self._let_publish()

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from pier_node.engine.device import Device
+from pier_node.engine.messages import SAMPLE
 from pier_node.outer.times import Spans, Times
 from pier_proto.v1.peer_pb2 import Phase
 
@@ -50,3 +51,8 @@ class Progress:
     expert: str = ""
     device: Device = field(default_factory=Device)
     metrics: dict[str, float | str] = field(default_factory=dict)
+
+    @property
+    def sample(self) -> str:
+        """Text that the model has written last; "" if it is not known."""
+        return text if isinstance(text := self.metrics.get(SAMPLE), str) else ""

@@ -26,7 +26,8 @@ from pier_node.site.membership import Joined, pairs_of_two, rounds_of_all
 from pier_node.site.report import Status, note
 from pier_node.site.resume import Stores, resume
 from pier_node.site.round_log import RoundLog, tell_start
-from pier_node.site.trackers import Trackers, Who
+from pier_node.site.traces import start_traces
+from pier_node.site.trackers import SiteFile, Trackers, Who
 from pier_node.site.training import Training
 from pier_node.trainer.command import Workers, own_trainer
 from pier_node.wire.states import StateServer
@@ -160,18 +161,20 @@ async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack
     """Start the workers and load or fetch the state. From here on this site is a member. Raises PierError."""
     config, folder, node = joined.config, joined.settings.folder, joined.carrier.node
     layout, name = Layout.of_run(config), joined.reporter.site.name
-    trackers = Trackers.of(folder, Who(config.run.name, name, f"{config.hash().hex()[:16]}-{node}"))
+    told, who = SiteFile.of(folder).log, Who(config.run.name, name, f"{config.hash().hex()[:16]}-{node}")
+    trackers = Trackers(told, who)
     stack.push_async_callback(asyncio.to_thread, trackers.close)
+    stack.push_async_callback(asyncio.to_thread, start_traces(told.otlp, who))
     if program:
         trainer, slots = program, config.run.sites
         view = partial(joined.reporter.view, joined.roster)
-        on_log = partial(_log, joined.progress, trackers)
-        program.place(config, joined.record.slot % slots, slots, folder / "program", view, on_log)
+        program.place(config, joined.record.slot % slots, slots, folder / "program", view)
     else:
         settings = joined.settings
-        workers = Workers(settings.workers, settings.parallel, settings.spare)
+        workers = Workers(settings.workers, settings.parallel, settings.spare, told.samples)
         trainer = own_trainer(config, node, joined.data, folder, workers)
         stack.push_async_callback(trainer.stop)
+    trainer.on_log = partial(_log, joined.progress, trackers)
     joined.progress.device = trainer.device
     starting = asyncio.create_task(trainer.start())
     stack.callback(starting.cancel)

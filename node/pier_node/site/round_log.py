@@ -65,11 +65,15 @@ class RoundLog:
         self._steps, self._progress, self._carrier, self._clock = steps, progress, carrier, clock
         self._sent = carrier.bytes_sent()
         self._ends: deque[tuple[int, float]] = deque(maxlen=RECENT + 1)
+        self._sample = ""
 
     def committed(self, state: OuterState) -> None:
         """Log a round."""
         told = ", ".join(part for part in (*self._training(state), *self._round(), self._left()) if part)
         log.info("round %d committed by %d: %s", state.round, len(state.members), told)
+        before, self._sample = self._sample, self._progress.sample
+        if self._sample != before:
+            log.info("the model writes: %s", " ".join(self._sample.split()))
 
     def _training(self, state: OuterState) -> list[str]:
         progress = self._progress

@@ -6,9 +6,11 @@
     tensorboard = "/srv/logs"           # a folder
     mlflow = "http://mlflow.lan:5000"   # a tracking URI; the experiment is called like the run
     wandb = "my-project"                # a project; see `wandb login`, or WANDB_MODE=offline
+    samples = false                     # nobody is shown what the model writes
+    otlp = "http://localhost:4318/v1/traces"  # an OpenTelemetry collector: see traces.py
 
-Each is fed through its own library, which must be installed, by a thread beside the daemon's. A tracker that fails is
-left out, with a warning: it never holds up a round.
+Each tracker is fed through its own library, which must be installed, by a thread beside the daemon's. A tracker that
+fails is left out, with a warning: it never holds up a round.
 """
 
 from __future__ import annotations
@@ -43,17 +45,25 @@ log = logging.getLogger(__name__)
 
 
 class LogSection(Section):
-    """[log]: which trackers a site feeds; docs/operations.md."""
+    """[log]: what a site tells of itself, and to which trackers; docs/operations.md."""
 
     tensorboard: str = ""
     mlflow: str = ""
     wandb: str = ""
+    samples: bool = True
+    otlp: str = ""
 
 
 class SiteFile(Section):
     """site.toml: what a site's owner decides for this site alone."""
 
     log: LogSection = LogSection()
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """The file in a site's folder; without one, the defaults. Raises PierError: it is wrong."""
+        path = folder / SITE_FILE
+        return validated(read_toml(path, "an editor"), cls, str(path)) if path.exists() else cls()
 
 
 @dataclass(frozen=True)
@@ -125,26 +135,15 @@ BACK_ENDS: dict[str, Callable[[str, Who], tuple[Log, Close]]] = {
 
 
 class Trackers:
-    """The trackers of a site, fed by a thread that nothing waits for.
+    """The trackers of a site, fed by a thread that nothing waits for."""
 
-    Args:
-        chosen: where each back end writes, by its name.
-    """
-
-    def __init__(self, chosen: Mapping[str, str], who: Who) -> None:
+    def __init__(self, section: LogSection, who: Who) -> None:
+        chosen = {name: place for name in BACK_ENDS if (place := getattr(section, name))}
         self._chosen, self._who = chosen, who
         self._points: queue.Queue[tuple[Metrics, int] | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._feed, name="pier-trackers", daemon=True)
         if chosen:
             self._thread.start()
-
-    @classmethod
-    def of(cls, folder: Path, who: Who) -> Self:
-        """The trackers that site.toml in a site's folder names. Raises PierError: it is wrong."""
-        path = folder / SITE_FILE
-        tables = read_toml(path, "an editor") if path.exists() else {}
-        chosen = validated(tables, SiteFile, str(path)).log.model_dump(exclude_defaults=True)
-        return cls(chosen, who)
 
     def told(self, progress: Progress, status: Mapping[str, Any]) -> None:
         """A round is committed: note what is known after it."""

@@ -28,12 +28,14 @@ class Setup:
         node: decides, with the seed of the run, the order of the rows.
         data_path: see SiteData.
         parallel: how the workers share the model.
+        samples: log a sample of text after each evaluation.
     """
 
     config: str
     node: str
     data_path: str | None
     parallel: Parallel = DDP
+    samples: bool = False
 
     @classmethod
     def of_environment(cls) -> Self:
@@ -54,11 +56,13 @@ class Workers:
         count: how many; 0: one per device.
         parallel: how they share the model.
         spare: see spare.py.
+        samples: whether they log samples of text.
     """
 
     count: int = 0
     parallel: Parallel = DDP
     spare: Child | None = None
+    samples: bool = False
 
 
 def own_trainer(config: RunConfig, node: str, data: SiteData, folder: Path, workers: Workers) -> Program:
@@ -68,7 +72,7 @@ def own_trainer(config: RunConfig, node: str, data: SiteData, folder: Path, work
         node: this site's node id.
         folder: this node's folder; receives `logs/workers.log` and `cache`.
     """
-    setup = Setup(config.canonical(), node, data.path, workers.parallel)
+    setup = Setup(config.canonical(), node, data.path, workers.parallel, workers.samples)
     command = Command(words(workers.count), setup.environment(), log_file(folder), workers.spare)
     program = Program(None, command)
     program.place(config, data.slot, data.slots, folder / "cache")

@@ -10,7 +10,8 @@ loss is the mean over the site's whole batch, even if the workers' shares are un
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -29,8 +30,8 @@ from pier_node.outer.inner_optimizer import Moments, gradient_norm, take_step
 from pier_node.outer.layout import Layout
 from pier_node.trainer import devices
 from pier_node.trainer.data.corpus import Batch
-from pier_node.trainer.data.tokens import document_separator
-from pier_node.trainer.model.decoder import Decoder
+from pier_node.trainer.data.tokens import Tokenizer, document_separator, pieces, printable
+from pier_node.trainer.model.decoder import Decoder, stream
 from pier_node.trainer.model.evaluate import Losses, row_losses, summed_losses
 from pier_node.trainer.model.loss import NO_TOKEN
 from pier_node.trainer.parallel import DDP, Checkpointing, Parallel
@@ -60,6 +61,9 @@ class Shares:
 
 ALONE = Shares()
 
+SAMPLE_TOKENS = 100
+SAMPLE_SECONDS = 0.5
+"""What a sample of text may take, except for its last token."""
 
 PRODUCTS = [
     torch.ops.aten.mm.default,
@@ -235,12 +239,38 @@ class Replica:
         self.load_weights(flat)
         return row_losses(self._model, rows, at_once, self._bf16)
 
+    def sample(self, tokenizer: Tokenizer, letters: int) -> str:
+        """Text that the loaded weights write from the start of a document; "" if the workers share the model.
+
+        The dice are always the same, so that samples differ by what was learnt between them.
+
+        Args:
+            tokenizer: the run's.
+            letters: length of the text, at most.
+        """
+        if self.shares.sharded:
+            return ""
+        prompt, deadline = [tokenizer.separator or 0], time.monotonic() + SAMPLE_SECONDS
+        # The compiler would make code for each length of the text. Importing it takes a second, too.
+        eager = torch.compiler.set_stance("force_eager") if self._inner.compile else nullcontext()
+        with eager, torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
+            ids = _until(deadline, stream(self._model, prompt, SAMPLE_TOKENS, temperature=0.8))
+            return printable("".join(pieces(tokenizer, prompt, ids)))[:letters]
+
     @cached_property
     def _moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         # Created when first needed: a worker that only computes gradients has none.
         mine = {name: local(parameter.detach()) for name, parameter in self._parameters.items()}
         first, second = ({name: torch.zeros_like(it) for name, it in mine.items()} for _ in range(2))
         return first, second
+
+
+def _until(deadline: float, ids: Iterable[int]) -> Iterator[int]:
+    """The ids that come before a time of the monotonic clock, and one more."""
+    for id in ids:
+        yield id
+        if time.monotonic() > deadline:
+            return
 
 
 def _undefined(config: ModelSection, layout: Layout, device: torch.device) -> Decoder:

@@ -48,7 +48,7 @@ from pier_node.outer.layout import Layout
 from pier_node.trainer import devices
 from pier_node.trainer.command import Setup
 from pier_node.trainer.data.corpus import Batch, Corpus, Windows, open_corpus, share
-from pier_node.trainer.data.tokens import check_vocab
+from pier_node.trainer.data.tokens import check_vocab, open_tokenizer
 from pier_node.trainer.model.cost import chosen, flops_per_token
 from pier_node.trainer.parallel import DDP, Parallel
 from pier_node.trainer.replica import Replica
@@ -101,6 +101,7 @@ class Worker:
         self.can: Sequence[messages.Ability] = get_args(messages.Ability)
         self._link, self._ranks, self._config, self._setup, self._parallel = link, link.ranks, config, setup, parallel
         self._device = devices.pick(self._ranks.own, self._ranks.count)
+        self._steps = 0
 
     @property
     def adam_step(self) -> int:
@@ -141,7 +142,7 @@ class Worker:
 
         Returns this worker's share of the tokens, the loss, and the norm of the gradient before clipping.
         """
-        replica, sequences = self._replica, self._job.sequences
+        replica, sequences, self._steps = self._replica, self._job.sequences, index + 1
         rows = self._rows(index, sequences)
         if self._job.publish == "gradient":
             loss = replica.gradient(rows, sequences)
@@ -163,14 +164,18 @@ class Worker:
         self._ranks.meet()
 
     def answer(self, request: messages.Evaluate | messages.Rate) -> None:
-        """Tell the validation loss, or the loss of rows, with the weights of the request."""
+        """Tell the validation loss and what the model writes, or the loss of rows, with the weights of the request."""
         replica, weights = self._replica, self._attach(request.weights)
         if isinstance(request, messages.Evaluate):
             inner, shares = self._config.inner, replica.shares
             own = self._windows.validation(
                 inner.eval_batches, inner.batch_size, self._at_once, shares.own, shares.count
             )
-            self._link.send(messages.Evaluated(request.id, replica.evaluate(weights, own)))
+            loss = replica.evaluate(weights, own)
+            if self._setup.samples and self._ranks.own == 0:
+                sample = replica.sample(open_tokenizer(self._config.data.tokenizer), messages.WORDS)
+                self._link.send(messages.Logged(self._steps, {messages.SAMPLE: sample}))
+            self._link.send(messages.Evaluated(request.id, loss))
         elif self._ranks.own == 0:
             losses = replica.rate(weights, np.load(request.rows), self._at_once)
             self._link.send(messages.Rated(request.id, losses.tolist()))

@@ -814,6 +814,7 @@ class RoundRecord(_message.Message):
     BYTES_SENT_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     VALIDATION_LOSS_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     digest: _builtins.bytes
     compute: _builtins.float
@@ -832,6 +833,8 @@ class RoundRecord(_message.Message):
     loss: _builtins.float
     validation_loss: _builtins.float
     """NaN: not measured in this round"""
+    sample: _builtins.str
+    """text that the model has written; "": none since the last round"""
     @_builtins.property
     def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -849,10 +852,11 @@ class RoundRecord(_message.Message):
         bytes_sent: _builtins.int = ...,
         loss: _builtins.float = ...,
         validation_loss: _builtins.float = ...,
+        sample: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_sent", b"bytes_sent", "compute", b"compute", "digest", b"digest", "exchange", b"exchange", "loss", b"loss", "members", b"members", "retry", b"retry", "round", b"round", "steps", b"steps", "tokens", b"tokens", "validation_loss", b"validation_loss", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_sent", b"bytes_sent", "compute", b"compute", "digest", b"digest", "exchange", b"exchange", "loss", b"loss", "members", b"members", "retry", b"retry", "round", b"round", "sample", b"sample", "steps", b"steps", "tokens", b"tokens", "validation_loss", b"validation_loss", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,14 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pier_coordinator.runs import read_model as module
-from pier_coordinator.runs.read_model import EVENTS, FEW_SITES, MOST_SITES, POINTS, WINDOW, Latest, Links, ReadModel
+from pier_coordinator.runs.read_model import (
+    EVENTS,
+    FEW_SITES,
+    MOST_SITES,
+    POINTS,
+    SAMPLES,
+    WINDOW,
+    Latest,
+    Links,
+    ReadModel,
+)
 from pier_coordinator.runs.sites import LINES, SILENT_AFTER
 from pier_coordinator.store.facts import Fact, Kind
 
 A, B, C = (node(lab.name) for lab in LABS)
 KEYS = (
     "round compute waiting loss tokens_per_second validation_loss peer bandwidth level text name rounds activity state "
-    "inner_step bytes_sent memory phase time"
+    "inner_step bytes_sent memory phase time sample"
 )
 ODD = st.sampled_from(
     [None, True, -1, 0, 3, 70_000, 2**70, 0.5, -2.5, math.nan, math.inf, 1e300, "", "a", "\x1b\n", [1]]
@@ -461,3 +471,17 @@ def test_the_oldest_links_are_forgotten() -> None:
     assert len(links) == module.MOST_LINKS
     assert links.rows()[0]["peer"] == "10"
     assert links.uplink("a") == module.MOST_LINKS + 10
+
+
+def test_samples_of_text_are_kept_once_bounded_and_without_control_characters() -> None:
+    board = ReadModel(lambda: START)
+    for number in range(1, SAMPLES + 3):
+        for name in (A, B):
+            board.apply(Fact(START, "round", name, {"round": number, "sample": f"round {number}\x1b[2J\n" + "x" * 900}))
+    board.apply(Fact(START, "round", C, {"round": SAMPLES + 3, "sample": ["no text"]}))
+    before, kept = board.stamp, board.snapshot()["samples"]
+    assert [it["round"] for it in kept] == [*range(3, SAMPLES + 3)]
+    assert {it["node"] for it in kept} == {A}
+    assert kept[0]["text"] == ("round 3 [2J " + "x" * 900)[:500]
+    board.apply(Fact(START, "round", B, {"round": 99, "sample": "other bits"}))
+    assert [it["text"] for it in board.changes(before)["samples"]] == ["other bits"]

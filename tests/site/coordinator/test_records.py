@@ -128,3 +128,13 @@ def test_lines_of_the_log_become_notes_and_those_that_are_no_warnings_wait_for_n
 
 def test_memory_is_that_of_this_process_at_least() -> None:
     assert memory_held() > 10e6
+
+
+def test_a_sample_of_text_is_told_once() -> None:
+    progress, played = Progress(metrics={"sample": "once upon", "phase": "warm"}), Played()
+    writer, reports = recorder(progress, played)
+    for number in (1, 2):
+        writer.round(outer_state(["me"], round=number))
+    progress.metrics = {"sample": 0.5}
+    writer.round(outer_state(["me"], round=3))
+    assert [it.round.sample for it in told(reports)] == ["once upon", "", ""]

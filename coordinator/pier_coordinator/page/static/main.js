@@ -13,6 +13,7 @@ import { Links } from "./links.js";
 import { Log } from "./log.js";
 import { Pipeline } from "./pipeline.js";
 import { Rounds } from "./rounds.js";
+import { Samples } from "./samples.js";
 import { SitesTable } from "./sites.js";
 import { empty, take } from "./store.js";
 
@@ -23,6 +24,7 @@ const rounds = new Rounds();
 const links = new Links();
 const events = new Events();
 const log = new Log();
+const samples = new Samples();
 const experts = new Experts();
 const pipeline = new Pipeline();
 let ready = false;
@@ -45,6 +47,7 @@ function show(told) {
   table.show(state);
   events.show(state);
   log.show(state);
+  samples.show(state);
   experts.show(state);
   pipeline.show(state);
   showConfig(state);

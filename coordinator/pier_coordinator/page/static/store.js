@@ -1,9 +1,10 @@
 // What the page knows: everything once, and after that what changed (see read_model.py, changes).
 export function empty() {
-  return { boot: "", public: false, stamp: 0, now: 0, heardAt: 0, run: {}, totals: {}, sites: new Map(), links: new Map(), config: null, experts: null, pipeline: null, events: [], alerts: [], curves: {}, rounds: { width: 1, rows: new Map() } };
+  return { boot: "", public: false, stamp: 0, now: 0, heardAt: 0, run: {}, totals: {}, sites: new Map(), links: new Map(), config: null, experts: null, pipeline: null, events: [], samples: [], alerts: [], curves: {}, rounds: { width: 1, rows: new Map() } };
 }
 
 const MOST_EVENTS = 500;
+const MOST_SAMPLES = 20;
 
 export function take(state, told) {
   if (told.full) Object.assign(state, empty());
@@ -21,6 +22,7 @@ export function take(state, told) {
     state.curves[name] = joined(state.curves[name], points);
   }
   takeRounds(state.rounds, told.rounds);
+  state.samples = [...state.samples, ...told.samples].slice(-MOST_SAMPLES);
 }
 
 const revoked = (state, node) => state.sites.get(node)?.state === "revoked";

@@ -77,6 +77,7 @@ class Recorder:
     def __init__(self, reports: Reports, progress: Progress, carrier: SiteCarrier, roster: Roster) -> None:
         self._reports, self._progress, self._carrier, self._roster = reports, progress, carrier, roster
         self._compute, self._waited, self._sent = progress.compute, progress.waited, 0
+        self._sample = ""
 
     def round(self, state: OuterState, lines: Mapping[str, float] | None = None) -> None:
         """Record that a round was committed here. Its times are counted from the previous round.
@@ -90,6 +91,7 @@ class Recorder:
         self._compute, self._waited = progress.compute, progress.waited
         times = progress.times.scaled_to(waited)
         fresh = progress.validated_round == state.round
+        before, self._sample = self._sample, progress.sample
         record = RoundRecord(
             round=state.round,
             digest=state.digest,
@@ -103,6 +105,7 @@ class Recorder:
             bytes_sent=sent,
             loss=progress.loss if math.isfinite(progress.loss) else math.nan,
             validation_loss=progress.validation_loss if fresh else math.nan,
+            sample=self._sample if self._sample != before else "",
         )
         self._reports.add(Record(time=time.time(), round=record))
         count, self._sent = sent - self._sent, sent
