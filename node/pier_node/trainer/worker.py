@@ -24,6 +24,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from importlib import import_module
 from multiprocessing import connection, get_context
 from multiprocessing.context import ForkProcess
@@ -48,7 +49,7 @@ from pier_node.outer.layout import Layout
 from pier_node.trainer import devices
 from pier_node.trainer.command import Setup
 from pier_node.trainer.data.corpus import Batch, Corpus, Windows, open_corpus, share
-from pier_node.trainer.data.tokens import check_vocab, open_tokenizer
+from pier_node.trainer.data.tokens import Tokenizer, check_vocab, open_tokenizer
 from pier_node.trainer.model.cost import chosen, flops_per_token
 from pier_node.trainer.parallel import DDP, Parallel
 from pier_node.trainer.replica import Replica
@@ -173,7 +174,7 @@ class Worker:
             )
             loss = replica.evaluate(weights, own)
             if self._setup.samples and self._ranks.own == 0:
-                sample = replica.sample(open_tokenizer(self._config.data.tokenizer), messages.WORDS)
+                sample = replica.sample(self._tokenizer, messages.WORDS)
                 self._link.send(messages.Logged(self._steps, {messages.SAMPLE: sample}))
             self._link.send(messages.Evaluated(request.id, loss))
         elif self._ranks.own == 0:
@@ -195,6 +196,10 @@ class Worker:
                 f"Raise inner.batch_size to {shares.count} or more, or start this node with --workers {sequences}.",
             )
         return self._windows.rows(step, *share(sequences, shares.own, shares.count))
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return open_tokenizer(self._config.data.tokenizer)
 
     @property
     def _at_once(self) -> int:
