@@ -1,9 +1,11 @@
-"""How long does a site not train at the boundary of a round?
+"""How long does a site not train at the boundary of a round, and on what is that time spent?
 
 `python -m bench.boundary --against CHECKOUT`: one site of a real run trains gpt2-small on a CPU, with few and with many
-inner steps a round, first with this code and then with another checkout's, such as a worktree of an earlier commit. A
-round's seconds grow with its steps; what is left at no steps is the boundary: the workers wait while weights are
-published, the outer step is taken, and states go to the disk. Each figure is a median over rounds.
+inner steps a round, first with this code and then with another checkout's, such as a worktree of an earlier commit.
+bench/boundary_hook measures from within: idle is the time from the end of a round's last inner step to the beginning
+of the next one's first, and each part of it is a call. A round's seconds grow with its steps; what is left at no steps
+is the boundary with what it takes from inner steps: states are written while they are done. Each figure is a median
+over rounds.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -29,11 +32,21 @@ SKIPPED = 1
 """Rounds that are not counted: buffers are touched for the first time in the first."""
 
 
+HOOK = Path(__file__).resolve().parent / "boundary_hook"
+
+
 class Pace(NamedTuple):
-    """Of a run: median seconds of a round, and of that what its decision took (exchange, outer step, state to disk)."""
+    """Of a run, medians over rounds in seconds.
+
+    Attributes:
+        round: a whole one.
+        idle: no inner step is being done.
+        parts: what calls took, by name, in one round.
+    """
 
     round: float
-    decision: float
+    idle: float
+    parts: Mapping[str, float]
 
 
 def run_toml(preset: str, steps: int, rounds: int) -> str:
@@ -60,16 +73,32 @@ inner_steps = {steps}
 def pace(checkout: Path, preset: str, steps: int, rounds: int) -> Pace:
     """Train with a checkout's code. Raises CalledProcessError."""
     with tempfile.TemporaryDirectory() as folder:
-        run, data = Path(folder) / "run.toml", Path(folder) / "data"
+        run, data, parts = Path(folder) / "run.toml", Path(folder) / "data", Path(folder) / "parts.jsonl"
         run.write_text(run_toml(preset, steps, rounds))
         command = ("pier_node.cli", "start", "--run", str(run), "--data", str(data), "--listen", "127.0.0.1:0")
-        path = os.pathsep.join(str(checkout / part) for part in ("node", "coordinator", "protos"))
-        environment = {**os.environ, "PYTHONPATH": path}
+        path = os.pathsep.join(map(str, (HOOK, *(checkout / part for part in ("node", "coordinator", "protos")))))
+        environment = {**os.environ, "PYTHONPATH": path, "PIER_BENCH_PARTS": str(parts)}
         subprocess.run([sys.executable, "-m", *command], env=environment, stdout=subprocess.DEVNULL, check=True)
-        events = [json.loads(line) for line in (data / "events.jsonl").read_text().splitlines()]
-    times = [event["time"] for event in events if event["round"] > SKIPPED]
-    decisions = [event["round_seconds"] for event in events if event["round"] > SKIPPED]
-    return Pace(median(after - before for before, after in pairwise(times)), median(decisions))
+        return of_calls([json.loads(line) for line in parts.read_text().splitlines()], steps)
+
+
+def of_calls(calls: Sequence[Mapping[str, Any]], steps: int) -> Pace:
+    """What the calls that the hook has noted say of rounds of so many inner steps."""
+    done = sorted((call["began"], call["began"] + call["seconds"]) for call in calls if call["part"] == "step")
+    rounds = [done[first : first + steps] for first in range(0, len(done) - steps + 1, steps)]
+    gaps = [following[0][0] - before[-1][1] for before, following in pairwise(rounds)]
+    whole = [following[0][0] - before[0][0] for before, following in pairwise(rounds)]
+    spent = defaultdict(list)
+    for before, following in pairwise(rounds[SKIPPED:]):
+        begins, ends = before[-1][1], following[-1][1]
+        sums = defaultdict[str, float](float)
+        for call in calls:
+            if call["part"] != "step" and begins <= call["began"] < ends:
+                sums[call["part"]] += call["seconds"]
+        for part, seconds in sums.items():
+            spent[part].append(seconds)
+    parts = {part: median(seconds) for part, seconds in spent.items()}
+    return Pace(median(whole[SKIPPED:]), median(gaps[SKIPPED:]), parts)
 
 
 def boundary(few: Pace, many: Pace, steps: Sequence[int] = STEPS) -> tuple[float, float]:
@@ -86,16 +115,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6, help="of each run")
     options = parser.parse_args()
     here = Path(__file__).resolve().parent.parent
-    table = Table("code", "an inner step", "the boundary", "of it the decision", title=f"{options.preset}, one site")
-    found = []
-    for name, checkout in (("this", here), *([("the other", options.against)] if options.against else [])):
+    codes = {"this": here, **({"the other": options.against} if options.against else {})}
+    table, inside = Table(title=f"{options.preset}, one site"), Table(title="parts of a round, in seconds")
+    for heading in ("code", "an inner step", "the boundary", "idle"):
+        table.add_column(heading)
+    found, paces = [], list[Pace]()
+    for name, checkout in codes.items():
         few, many = (pace(checkout.resolve(), options.preset, steps, options.rounds) for steps in STEPS)
-        step, idle = boundary(few, many)
-        found.append(idle)
-        table.add_row(name, f"{step:.2f} s", f"{idle:.2f} s", f"{few.decision:.2f} s")
-    Console().print(table)
+        step, whole = boundary(few, many)
+        found.append(whole)
+        paces.append(few)
+        table.add_row(name, f"{step:.2f} s", f"{whole:.2f} s", f"{few.idle:.2f} s")
+    inside.add_column("part")
+    for name in codes:
+        inside.add_column(name)
+    for part in dict.fromkeys(part for each in paces for part in each.parts):
+        inside.add_row(part, *(f"{each.parts[part]:.3f}" if part in each.parts else "" for each in paces))
+    Console().print(table, inside)
     if len(found) > 1:
-        print(f"this boundary takes {found[0] / found[1]:.2f} of the other's time")
+        ratio = paces[0].idle / paces[1].idle
+        print(f"this boundary takes {found[0] / found[1]:.2f} of the other's time, and is idle for {ratio:.2f} of it")
 
 
 if __name__ == "__main__":

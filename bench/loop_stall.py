@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import tempfile
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 
 import numpy as np
@@ -63,8 +64,11 @@ async def site(config: RunConfig, folder: Path, node: str, met: list[Site], stat
     statements = SignedStatements(Signer(Identity(ec.generate_private_key(ec.SECP256R1())), config.hash()))
     me = Site(node=node, name=node, address=f"{HOST}:{await carrier.start(HOST, 0)}")
 
-    async def nothing(_state: OuterState | Checkpoint) -> None:
+    async def nothing(_state: OuterState) -> None:
         """No disk."""
+
+    async def committed(_checkpoint: Checkpoint, kept: Awaitable[object]) -> None:
+        await kept
 
     length = len(state.anchor)
     reporter = Reporter(config, me, carrier, progress)
@@ -80,7 +84,7 @@ async def site(config: RunConfig, folder: Path, node: str, met: list[Site], stat
     trainer = Sleeper(length, 0.5, lambda: None)
     layout = Layout((Entry("vector", (length,), 0),))
     agreement = OfAll(rounds, Peers(carrier, roster, length))
-    await run_work(Training(config, layout, agreement, trainer, progress, nothing), roster, Orders())
+    await run_work(Training(config, layout, agreement, trainer, progress, committed), roster, Orders())
     keeping.cancel()
     await asyncio.sleep(1)  # until the other has heard of the last vote
     await roster.stop()

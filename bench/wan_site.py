@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -127,7 +127,8 @@ async def _train(rank: int, task: Task, folder: Path, say: Callable[[Mark], None
         if isinstance(rounds, Pairs):
             rounds.saved = max(rounds.saved, state.round)
 
-    async def committed(checkpoint: Checkpoint) -> None:
+    async def committed(checkpoint: Checkpoint, kept: Awaitable[object]) -> None:
+        await kept
         await saved(checkpoint.state)
 
     layout = Layout((Entry("vector", (task.parameters,), 0),))

@@ -7,6 +7,7 @@ import subprocess
 import tracemalloc
 import weakref
 from collections import defaultdict
+from collections.abc import Awaitable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -287,9 +288,9 @@ class Measured:
         measured = self
 
         class MeasuredReplica(replica.Replica):
-            async def committed(self, checkpoint: Checkpoint) -> None:
+            async def committed(self, checkpoint: Checkpoint, kept: Awaitable[object]) -> None:
                 measured.count()
-                await super().committed(checkpoint)
+                await super().committed(checkpoint, kept)
                 await measured.saved(checkpoint.state.round)
 
         async def prepare(*parts: Any) -> replica.Replica:

@@ -9,7 +9,7 @@ import asyncio
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -277,7 +277,8 @@ class Cluster:
             raise
 
     def _saver(self, name: str) -> Any:
-        async def save(checkpoint: Checkpoint) -> None:
+        async def save(checkpoint: Checkpoint, kept: Awaitable[object]) -> None:
+            await kept
             state = checkpoint.state
             self.committed[state.round][name].add(state.digest)
             self.disks[name].checkpoint = checkpoint

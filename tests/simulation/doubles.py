@@ -94,8 +94,9 @@ class Ordered:
     async def close(self, *_error: Any) -> None:
         """Nobody waits for its last words."""
 
-    def round(self, state: OuterState, lines: Any) -> None:
+    def round(self, state: OuterState, lines: Any) -> Callable[[], None]:
         """A round is told."""
+        return lambda: None
 
 
 class HuntWorkers(FakeTrainer):

@@ -80,6 +80,8 @@ class Rounds:
         self.committed: list[OuterState] = []
         self.drops = 0.0
         self.roster = Roster()
+        self.decided, self.news, self.disk = state, Signal(), asyncio.Event()
+        self.disk.set()
 
     async def commit(self, update: Update, advance: Callable[..., OuterState]) -> OuterState:
         self.heard.append((float(update.vector[0]), update.tokens))
@@ -89,11 +91,18 @@ class Rounds:
         if update.error is not None:
             update.error[:] = self.drops
         mean, tokens = (update.vector, {ME: update.tokens}) if fate == "in" else (np.zeros(len(update.vector)), {})
-        self.state = advance(self.state, np.array(mean, np.float32), {**tokens, "other": 1})
+        self.decided = advance(self.state, np.array(mean, np.float32), {**tokens, "other": 1})
+        self.news.notify()
+        await self.disk.wait()
+        self.state = self.decided
         self.committed.append(self.state)
         return self.state
 
     commit_alone = commit
+
+    async def until_decided(self, round: int, work: asyncio.Task[bool]) -> None:
+        work.add_done_callback(lambda _: self.news.notify())
+        await self.news.until(lambda: work.done() or self.decided is not self.state)
 
     def coming(self) -> int:
         return self.state.round + 1
@@ -102,7 +111,7 @@ class Rounds:
         return self.roster.ahead(self.state.round)
 
     async def adopt(self, state: OuterState, proof: Sequence[Link]) -> None:
-        self.state = state
+        self.state = self.decided = state
 
     def trust(self) -> None:
         """Nothing is proved here."""
@@ -157,7 +166,8 @@ class Site:
     async def save(self, checkpoint: Checkpoint) -> None:
         self.saved.append(checkpoint)
 
-    async def _committed(self, checkpoint: Checkpoint) -> None:
+    async def _committed(self, checkpoint: Checkpoint, kept: Awaitable[object]) -> None:
+        await kept
         await self.on_commit(checkpoint)
 
     def run(self) -> None:

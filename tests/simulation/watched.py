@@ -69,14 +69,14 @@ def _plain(array: Any) -> Any:
 @contextmanager
 def watching(monkeypatch: pytest.MonkeyPatch, piece: int) -> Iterator[set[str]]:
     """Make every SharedVector a watched one; gives the places where more than a piece was worked on."""
-    attach, piece_hashes = shared.attach, state.piece_hashes
+    attach, in_pieces = shared.attach, state.in_pieces
     monkeypatch.setattr(shared, "attach", lambda path, length: attach(path, length).view(Watched))
 
-    def hashed(vector: Any) -> list[bytes]:
-        Watched.note(len(vector))
-        return piece_hashes(_plain(vector))
+    def noted(work: Any, length: int) -> list[Any]:
+        Watched.note(length)
+        return in_pieces(work, length)
 
-    monkeypatch.setattr(state, "piece_hashes", hashed)
+    monkeypatch.setattr(state, "in_pieces", noted)
     monkeypatch.setattr(state, "PIECE", piece)
     monkeypatch.setattr(SharedVector, "SPARES", 0)
     SharedVector._spares.clear()

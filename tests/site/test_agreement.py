@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -63,6 +64,13 @@ class Pairs:
     async def adopt(self, state: OuterState) -> None:
         self.state = state
 
+    @property
+    def decided(self) -> OuterState:
+        return self.state
+
+    async def until_decided(self, round: int, work: asyncio.Task[bool]) -> None:
+        await asyncio.wait([work])
+
 
 NOLOCO: dict[str, Any] = {"algorithm": "noloco", "inner_steps": 4, "noloco": {"alpha": 0.0, "beta": 1.0, "gamma": 1.0}}
 RATES = config(**NOLOCO)
@@ -86,7 +94,8 @@ class Site:
         self.on_commit: Callable[[Checkpoint], Awaitable[None]] = self.save
         self.training = Training(run_config, layout, agreement, self.trainer, progress, self._committed)
 
-    async def _committed(self, checkpoint: Checkpoint) -> None:
+    async def _committed(self, checkpoint: Checkpoint, kept: Awaitable[object]) -> None:
+        await kept
         await self.on_commit(checkpoint)
 
     async def keep(self, state: OuterState) -> None:

@@ -57,6 +57,57 @@ async def _note(needed: list[int], sites: int) -> None:
     needed.append(sites)
 
 
+def test_training_goes_on_while_a_result_is_on_its_way_to_the_disk_and_nothing_is_told_before() -> None:
+    site = Site(local(2), Rounds(begin()))
+    site.rounds.disk.clear()
+    seen: list[Any] = []
+
+    async def look() -> None:
+        await asyncio.sleep(1.5)
+        seen.extend([site.rounds.state.round, site.rounds.decided.round, site.trainer.jobs[1].start, len(site.saved)])
+        await asyncio.sleep(5.0)
+        seen.append(len(site.rounds.heard))
+        site.rounds.disk.set()
+
+    async def both() -> None:
+        await asyncio.gather(site.work(), look())
+
+    run(both())
+    assert seen == [0, 1, 96.0, 0, 1], "its inner steps begin; its next update waits for the disk"
+    assert [checkpoint.state.round for checkpoint in site.saved] == [1, 2]
+
+
+def test_a_disk_that_fails_ends_the_site_though_it_trains_already() -> None:
+    site = Site(local(3), Rounds(begin()))
+    full = PierError("the disk is full")
+
+    async def fail() -> bool:
+        raise full
+
+    site.rounds.disk.clear()
+    site.rounds.disk.wait = fail  # type: ignore[method-assign, assignment]
+    with pytest.raises(PierError, match="full"):
+        site.run()
+    assert len(site.trainer.jobs) <= 2
+    assert site.saved == []
+
+
+def test_others_that_have_kept_a_result_sooner_are_not_ahead() -> None:
+    site = Site(local(2), Rounds(begin()))
+    site.rounds.disk.clear()
+    site.roster.lead = [[], ["other"]]
+
+    async def later() -> None:
+        await asyncio.sleep(1.5)
+        site.rounds.disk.set()
+
+    async def both() -> None:
+        await asyncio.gather(site.work(), later())
+
+    run(both())
+    assert [job.start for job in site.trainer.jobs] == [100, 96], "nothing was fetched"
+
+
 # --- what no round took -------------------------------------------------------------------------
 
 
@@ -336,7 +387,7 @@ class SyncRounds(Rounds):
         moments = {name: shared(np.full(LENGTH, 0.5, np.float32)) for name in (ADAM_M, ADAM_V)}
         tensors = {**self.state.tensors, **moments}
         number = self.state.round + 1
-        self.state = OuterState(number, (ME,), tensors, {ME: 10 * number}, adam_step=number)
+        self.state = self.decided = OuterState(number, (ME,), tensors, {ME: 10 * number}, adam_step=number)
         return self.state
 
 

@@ -181,6 +181,15 @@ class Pairs:
         """Return once this site is in no meeting."""
         await self._tools.news.until(lambda: self._pair_commit is None)
 
+    @property
+    def decided(self) -> OuterState:
+        """The last state; see `rounds.member.Rounds`."""
+        return self.state
+
+    async def until_decided(self, round: int, work: asyncio.Task[bool]) -> None:  # noqa: ARG002
+        """Return once the work is done: in pairs, no round is decided before."""
+        await asyncio.wait([work])
+
     def offer(self, number: int, shadow: bool) -> OuterState | None:
         """What a peer may fetch from us: the last state (by its number, or 0) once it is on disk; never a shadow."""
         known = self.saved == self.state.round and number in (0, self.saved)

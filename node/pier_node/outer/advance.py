@@ -5,7 +5,7 @@ Pure: equal states and equal means give equal bits at every member.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -13,9 +13,12 @@ from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import InnerSection, NolocoSection, RunConfig
 from pier_node.outer.layout import Layout
 from pier_node.outer.noloco import noloco_step
-from pier_node.outer.pier import accumulate, outer_step
+from pier_node.outer.pier import accumulate, outer_step, pseudo_gradient
 from pier_node.outer.schedule import Kind, RoundPlan, entry
-from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, PIECE, OuterState
+from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState, Piece, in_pieces
+
+Made = tuple[dict[str, SharedVector], dict[str, list[Piece]] | None]
+"""The tensors of the next state, and what is known of their pieces, if they were measured."""
 
 
 def get_ready(config: RunConfig) -> None:
@@ -43,23 +46,33 @@ def advance(
         alone: weights θ of the only member, shape [parameters]: if the outer step is the identity, the new anchor is θ
             to the last bit wherever the mean is φ − θ.
     """
-    step = {Kind.SOLO: _solo, Kind.SYNC: _sync, Kind.LOCAL: _local}[plan.kind]
-    tensors = step(state, mean, plan, layout, inner)
-    if alone is not None and plan.kind is Kind.LOCAL and (plan.momentum, plan.lr, plan.fragments) == (0, 1, 1):
-        _undo_rounding(tensors[ANCHOR].array, state.anchor, mean, alone)
+    made: Made
+    match plan.kind:
+        case Kind.SOLO:
+            made = _solo(state, mean, plan)
+        case Kind.SYNC:
+            made = _sync(state, mean, plan, layout, inner), None
+        case _:
+            made = _local(state, mean, plan, alone)
+    tensors, pieces = made
     ledger = dict(state.ledger)
     for node, count in tokens.items():
         key = entry(node, plan.fragment)
         ledger[key] = ledger.get(key, 0) + count
     adam_step = state.adam_step + 1 if ADAM_M in tensors else 0
-    return OuterState(state.round + 1, tuple(sorted(tokens)), tensors, ledger, adam_step)
+    following = OuterState(state.round + 1, tuple(sorted(tokens)), tensors, ledger, adam_step)
+    return following.knowing(pieces) if pieces else following
 
 
-def _undo_rounding(result: Vector, anchor: Vector, delta: Vector, weights: Vector) -> None:
-    """θ in place of φ − Δ, which is rounded, where Δ = φ − θ."""
-    for start in range(0, len(result), PIECE):
-        part = slice(start, start + PIECE)
-        np.copyto(result[part], weights[part], where=anchor[part] - weights[part] == delta[part])
+def _in_pieces(tensors: Mapping[str, SharedVector], make: Callable[[slice], None]) -> dict[str, list[Piece]]:
+    """Make tensors piece by piece; each is measured while it is in the cache."""
+
+    def work(piece: slice) -> list[Piece]:
+        make(piece)
+        return [Piece.of(vector.array[piece]) for vector in tensors.values()]
+
+    rows = in_pieces(work, len(tensors[ANCHOR].array))
+    return dict(zip(tensors, map(list, zip(*rows, strict=True)), strict=True))
 
 
 def advance_pair(
@@ -83,18 +96,20 @@ def advance_pair(
     return OuterState(number, tuple(sorted(members)), {ANCHOR: anchor, MOMENTUM: momentum}, dict(ledger))
 
 
-def _solo(
-    state: OuterState, mean: Vector, plan: RoundPlan, _layout: Layout, _inner: InnerSection
-) -> dict[str, SharedVector]:
+def _solo(state: OuterState, mean: Vector, plan: RoundPlan) -> Made:
     """The anchor becomes the weights to the last bit; momentum warmup accumulates their movement."""
     anchor, momentum = SharedVector.scratch(len(mean)), SharedVector.scratch(len(mean))
-    anchor.array[:] = mean
-    if plan.warmup:
-        moved = np.subtract(state.anchor, mean, out=mean)
-        accumulate(state.momentum, moved, plan.momentum, out=momentum.array)
-    else:
-        momentum.array.fill(0)
-    return {ANCHOR: anchor, MOMENTUM: momentum}
+
+    def make(piece: slice) -> None:
+        anchor.array[piece] = mean[piece]
+        if plan.warmup:
+            pseudo_gradient(state.anchor[piece], mean[piece], out=mean[piece])
+            accumulate(state.momentum[piece], mean[piece], plan.momentum, out=momentum.array[piece])
+        else:
+            momentum.array[piece] = 0
+
+    tensors = {ANCHOR: anchor, MOMENTUM: momentum}
+    return tensors, _in_pieces(tensors, make)
 
 
 def _sync(
@@ -120,15 +135,28 @@ def _sync(
     return next_state
 
 
-def _local(
-    state: OuterState, mean: Vector, plan: RoundPlan, _layout: Layout, _inner: InnerSection
-) -> dict[str, SharedVector]:
+def _local(state: OuterState, mean: Vector, plan: RoundPlan, alone: Vector | None) -> Made:
     """Take Pier's (and DiLoCo's) outer step on one fragment; the other fragments stay unchanged."""
     length = len(state.anchor)
     part = plan.span(length)
     anchor, momentum = SharedVector.scratch(length), SharedVector.scratch(length)
-    for rest in (slice(part.start), slice(part.stop, length)):
-        anchor.array[rest], momentum.array[rest] = state.anchor[rest], state.momentum[rest]
-    old, new = (state.anchor[part], state.momentum[part]), (anchor.array[part], momentum.array[part])
-    outer_step(*old, mean, plan.momentum, plan.lr, *new)
-    return {ANCHOR: anchor, MOMENTUM: momentum}
+    exact = alone if (plan.momentum, plan.lr, plan.fragments) == (0, 1, 1) else None
+
+    def make(piece: slice) -> None:
+        if piece.start < part.start or piece.stop > part.stop:
+            anchor.array[piece], momentum.array[piece] = state.anchor[piece], state.momentum[piece]
+        here = slice(max(piece.start, part.start), min(piece.stop, part.stop))
+        if here.start >= here.stop:
+            return
+        delta, new = mean[here.start - part.start : here.stop - part.start], anchor.array[here]
+        outer_step(state.anchor[here], state.momentum[here], delta, plan.momentum, plan.lr, new, momentum.array[here])
+        if exact is not None:
+            _undo_rounding(new, state.anchor[here], delta, exact[here])
+
+    tensors = {ANCHOR: anchor, MOMENTUM: momentum}
+    return tensors, _in_pieces(tensors, make)
+
+
+def _undo_rounding(result: Vector, anchor: Vector, delta: Vector, weights: Vector) -> None:
+    """θ in place of φ − Δ, which is rounded, where Δ = φ − θ."""
+    np.copyto(result, weights, where=anchor - weights == delta)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -23,7 +25,30 @@ PIECE = 1 << 18
 
 ANCHOR, MOMENTUM, ADAM_M, ADAM_V = "anchor", "momentum", "adam_m", "adam_v"
 
-_hashers = ThreadPoolExecutor(2, thread_name_prefix="hash")
+T = TypeVar("T")
+
+_threads = ThreadPoolExecutor(min(os.cpu_count() or 1, 16), thread_name_prefix="pieces")
+
+
+def in_pieces(work: Callable[[slice], T], length: int) -> list[T]:
+    """Do some work on every PIECE elements of vectors of this length, in several threads. Results are in order.
+
+    A piece stays in the cache while several things are done with it. The work must not call this function again.
+    """
+    pieces = [slice(start, min(start + PIECE, length)) for start in range(0, length, PIECE)]
+    return [*(map if len(pieces) < 2 else _threads.map)(work, pieces)]
+
+
+class Piece(NamedTuple):
+    """What is known of PIECE elements of a vector: their SHA-256, and the sum of their squares."""
+
+    hash: bytes
+    squares: float
+
+    @classmethod
+    def of(cls, values: Vector) -> Self:
+        """Measure the elements of one piece."""
+        return cls(hashlib.sha256(values.view(np.uint8).data).digest(), float(np.dot(values, values)))
 
 
 @dataclass(frozen=True)
@@ -57,14 +82,29 @@ class OuterState:
         return self.tensors[MOMENTUM].array
 
     @cached_property
+    def pieces(self) -> dict[str, list[Piece]]:
+        """What is known of each piece of each tensor. The first use takes as long as reading all of them."""
+        return {name: measured(vector.array) for name, vector in self.tensors.items()}
+
+    def knowing(self, pieces: dict[str, list[Piece]]) -> Self:
+        """This state, whose pieces were measured while they were made."""
+        vars(self)["pieces"] = pieces
+        return self
+
+    @cached_property
     def norm(self) -> float:
-        """L2 norm of φ. As with `hashes` and `digest`, the first use takes as long as reading all of it."""
-        return l2_norm(self.anchor)
+        """L2 norm of φ."""
+        return math.sqrt(math.fsum(piece.squares for piece in self.pieces[ANCHOR]))
+
+    @property
+    def finite(self) -> bool:
+        """Whether no tensor has a NaN or an infinity, or a number whose square is one."""
+        return all(math.isfinite(piece.squares) for pieces in self.pieces.values() for piece in pieces)
 
     @cached_property
     def hashes(self) -> dict[str, list[bytes]]:
         """SHA-256 of each piece of each tensor."""
-        return {name: piece_hashes(vector.array) for name, vector in self.tensors.items()}
+        return {name: [piece.hash for piece in pieces] for name, pieces in self.pieces.items()}
 
     @cached_property
     def digest(self) -> bytes:
@@ -83,11 +123,14 @@ def distance(one: Vector, other: Vector) -> float:
     return math.sqrt(sum(l2_norm(one[piece] - other[piece]) ** 2 for piece in pieces))
 
 
+def measured(vector: Vector) -> list[Piece]:
+    """What is known of every PIECE elements of a vector."""
+    return in_pieces(lambda piece: Piece.of(vector[piece]), len(vector))
+
+
 def piece_hashes(vector: Vector) -> list[bytes]:
     """SHA-256 of every PIECE elements of a vector."""
-    if len(vector) <= PIECE:
-        return [_sha256(piece) for piece in _pieces(vector)]
-    return list(_hashers.map(_sha256, _pieces(vector)))
+    return [piece.hash for piece in measured(vector)]
 
 
 def state_digest(
@@ -104,12 +147,3 @@ def state_digest(
         digest.update(f"\n{name} {len(hashes[name])}\n".encode())
         digest.update(b"".join(hashes[name]))
     return digest.digest()
-
-
-def _pieces(vector: Vector) -> Iterator[memoryview]:
-    flat = memoryview(vector.view(np.uint8).data)
-    return (flat[start : start + 4 * PIECE] for start in range(0, len(flat), 4 * PIECE))
-
-
-def _sha256(piece: memoryview) -> bytes:
-    return hashlib.sha256(piece).digest()

@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
+from pier_node.base.errors import PierError
 from pier_node.base.patience import Backoff, Deadline
 from pier_node.base.tasks import first_of, run_to_end
 from pier_node.base.tracing import span
@@ -45,6 +46,8 @@ class Rounds:
         nonce: returns a fresh name for an announcement.
 
     Attributes:
+        state: the last committed state that is on this site's disk: what others may be told.
+        decided: the last state that is decided. `state` follows when it is on the disk.
         sites: least number of members that the coming round must have.
         last_error: why the last attempt did not end in a commit, in words.
         times: how the last or current round spends its time.
@@ -59,8 +62,8 @@ class Rounds:
         nonce: Callable[[], bytes] = lambda: secrets.token_bytes(16),
     ) -> None:
         self.node = tools.node
-        self.state, self._base = state, b""
-        self._committed_at, self.sites = -math.inf, 1
+        self.state = self.decided = state
+        self._base, self._committed_at, self.sites = b"", -math.inf, 1
         self.last_error, self.times = "", Times()
         self.clipped: Mapping[str, float] = {}
         self._tools, self._length, self._new_nonce = tools, length, nonce
@@ -101,7 +104,7 @@ class Rounds:
         with span("outer step"):
             shadow = await asyncio.to_thread(lambda: advance(state, update.vector, tokens))
             await check_finite(shadow)
-            await asyncio.to_thread(lambda: shadow.digest)
+        self._decide(shadow)
         await self._settle(shadow, [alone(shadow, state.digest, self.statements)])
         return shadow
 
@@ -118,6 +121,8 @@ class Rounds:
             finally:
                 self._attempt = None
                 self._tools.news.notify()
+            if self.decided is not self.state:  # `first_of` has ended the attempt, and logged what went wrong in it
+                raise PierError(f"the result of round {self.decided.round} cannot be kept", "The log says why.")
             if self.state.round > last or await self._confirmed():
                 await self._faults.reach(self.state.round, "committed")
                 self._roster.tell()
@@ -133,6 +138,19 @@ class Rounds:
         """Return once no attempt is under way."""
         await self._tools.news.until(lambda: not self.exchanging)
 
+    async def until_decided(self, round: int, work: asyncio.Task[bool]) -> None:
+        """Return once the round is `decided` with this site, or after `work`."""
+
+        def decided() -> bool:
+            return work.done() or (self.decided.round >= round and self.decided is not self.state)
+
+        work.add_done_callback(lambda _: self._tools.news.notify())
+        await self._tools.news.until(decided)
+
+    def _decide(self, result: OuterState) -> None:
+        self.decided = result
+        self._tools.news.notify()
+
     def renew(self) -> None:
         """Make our announcement out of date: proposals that rest on it are refused."""
         self._nonce = b""
@@ -145,7 +163,8 @@ class Rounds:
         """
         await asyncio.to_thread(lambda: (state.digest, state.norm))
         await self.promises.settle(state.round)
-        self.state, self._base = state, base
+        self.state = self.decided = state
+        self._base = base
 
     @property
     def base(self) -> bytes:
@@ -209,6 +228,7 @@ class Rounds:
         try:
             with self.times.spent_on_attempt():
                 shadow, link = await attempt.run(update, advance)
+                self._decide(shadow)
                 await self._settle(shadow, [link])
             self._suspects.forgive(attempt.group)
             self.clipped = attempt.clipped
@@ -364,7 +384,8 @@ class Rounds:
         await asyncio.to_thread(self._tools.proofs.add, proof)
         await self._tools.keep(state)
         await self.promises.settle(state.round)
-        self.state, self._base, self._committed_at = state, b"", asyncio.get_running_loop().time()
+        self.state = self.decided = state
+        self._base, self._committed_at = b"", asyncio.get_running_loop().time()
         self._nonce = b""
         self._suspects.clear()
         self._tools.votes.clear()

@@ -90,15 +90,14 @@ class Joined:
         """What this site trusts before it has a state."""
         return first_trust(self.settings.trust, self.record.founded_by, self.statements)
 
-    def committed(self, state: OuterState, lines: Mapping[str, float] | None = None) -> None:
-        """A round is committed here: the coordinator is told of it, and the roster keeps its members.
+    def committed(self, state: OuterState, lines: Mapping[str, float] | None = None) -> Callable[[], None]:
+        """A round is decided: the roster keeps its members. What is returned tells the coordinator, once it is kept.
 
         Args:
             lines: bandwidth to other sites in bytes per second, by node; None: not measured.
         """
         self.roster.keep(state.members)
-        if self.coordination:
-            self.coordination.recorder.round(state, lines)
+        return self.coordination.recorder.round(state, lines) if self.coordination else lambda: None
 
     def leave_politely(self, stack: AsyncExitStack, rounds: Rounds | None) -> None:
         """When the stack is closed before the run is done, leave the run: see Leave."""

@@ -138,7 +138,7 @@ class PipelineSite:
     async def _committed(self, state: OuterState) -> None:
         trips = self._joined.roster.round_trips()
         joined = self._joined
-        joined.committed(state, lines(self._pace.transfers(), trips, self._formats.mean_size))
+        joined.committed(state, lines(self._pace.transfers(), trips, self._formats.mean_size))()
         note(joined.settings.folder, joined.reporter.event(state, joined.roster))
         self._log.committed(state)
 

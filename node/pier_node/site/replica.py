@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import shlex
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -117,17 +117,24 @@ class Replica:
         """What peers may fetch. In a run of pairs each site has its own state; only the merged model is voted on."""
         return (self._of_all if shadow else self.rounds).offer(number, shadow)
 
-    def committed(self, checkpoint: Checkpoint) -> Coroutine[Any, Any, None]:
-        """Tell of a round that is committed. What is returned saves its checkpoint; it raises PierError."""
+    def committed(self, checkpoint: Checkpoint, kept: Awaitable[object]) -> Coroutine[Any, Any, None]:
+        """Note how training stands after a round that is decided.
+
+        What is returned waits until its state is on the disk, tells the coordinator, and saves the checkpoint; it
+        raises PierError.
+        """
         joined, state = self._joined, checkpoint.state
-        joined.committed(state)
         event = joined.reporter.event(state, joined.roster)
         self._trackers.told(joined.progress, event)
         self._log.committed(state)
-        return self._save(checkpoint, event)
+        return self._save(checkpoint, joined.committed(state), event, kept)
 
-    async def _save(self, checkpoint: Checkpoint, event: Status) -> None:
+    async def _save(
+        self, checkpoint: Checkpoint, tell: Callable[[], None], event: Status, kept: Awaitable[object]
+    ) -> None:
         async with self._trainer.moments_unchanged():
+            await kept
+            tell()
             await asyncio.to_thread(self._checkpoints.save, checkpoint)
         self.saved(checkpoint.state)
         note(self._joined.settings.folder, event)

@@ -183,7 +183,7 @@ class Reporter:
             pulse.site.name if pulse.site.name and names[pulse.site.name] == 1 else roster.called(node): pulse.loss
             for node, pulse in known
         }
-        return RunView(self.rounds.state.round if self.rounds else 0, len(others) + 1, losses)
+        return RunView(self.rounds.decided.round if self.rounds else 0, len(others) + 1, losses)
 
     def status(self, roster: Roster) -> Status:
         """Everything that `pier-node status` shows. Numbers that are not known yet are NaN."""

@@ -2,7 +2,8 @@
 
 How a round is decided, by all sites or between two, is the agreement's business (agreement.py).
 
-Without overlap, workers wait for a round's result. With overlap, they continue from φ − Δ while the update Δ is in
+Without overlap, workers wait for a round's result. They train on from it while it is written to the disk: what the site
+tells others still follows the disk. With overlap, they continue from φ − Δ while the update Δ is in
 flight. The result is applied at the end of the next inner steps, and what those steps learnt is kept on top of it: the
 site continues from φ_new − Δ_new, and Δ_new is its update for the next round. So every step counts once, as in the
 delayed update of Streaming DiLoCo (Douillard et al., arXiv 2501.18512, section 2.3) with all of the local progress.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,7 @@ class Flight:
 
 
 NOWHERE = SharedVector(0)
+OnCommit = Callable[[Checkpoint, Awaitable[object]], Coroutine[Any, Any, None]]
 log = logging.getLogger(__name__)
 APART = (Kind.LOCAL, Kind.PAIR)
 """Kinds of round that a site may miss and bring its Δ to the next one."""
@@ -61,8 +63,9 @@ class Training:
     """A replica's part in a run, from the state that its agreement holds to the end of the run.
 
     Args:
-        on_commit: called after each round with the content of a checkpoint; what it returns saves it, while the next
-            inner steps are done. Until then nothing writes to the vectors of the checkpoint.
+        on_commit: called after each round that is decided, with the content of a checkpoint. What it returns is awaited
+            while the next inner steps are done: once the state is on the disk (the second argument ends then), it saves
+            the checkpoint. Until then nothing writes to the checkpoint's vectors.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class Training:
         agreement: Agreement,
         trainer: Trainer,
         progress: Progress,
-        on_commit: Callable[[Checkpoint], Coroutine[Any, Any, None]],
+        on_commit: OnCommit,
     ) -> None:
         self._config, self._layout, self._agreement = config, layout, agreement
         self._rounds, self.progress, self._on_commit = agreement.rounds, progress, on_commit
@@ -81,6 +84,7 @@ class Training:
         self._unsent = UnsentUpdate(layout.length, outer.fragments, outer.codec != "none", outer.error_decay)
         self._start = NOWHERE
         self._flight: Flight | None = None
+        self._keeping: asyncio.Task[bool] | None = None
         self._saving: asyncio.Task[None] | None = None
         self._late = False
 
@@ -118,7 +122,7 @@ class Training:
 
     def snapshot(self) -> Checkpoint:
         """A checkpoint of this site at rest."""
-        state, pending, inner = self._rounds.state, self._unsent, self._inner
+        state, pending, inner = self._rounds.decided, self._unsent, self._inner
         own = ADAM_M not in state.tensors and inner.adam_step > 0
         adam_m, adam_v = inner.moments if own else (None, None)
         return Checkpoint(
@@ -144,7 +148,8 @@ class Training:
 
     def behind(self) -> bool:
         """Whether other sites are ahead, and their state can be taken now."""
-        return self._flight is None and bool(self._rounds.sources())
+        rounds = self._rounds
+        return self._flight is None and rounds.decided is rounds.state and bool(rounds.sources())
 
     async def catch_up(self) -> None:
         """Continue from the newest state of the other sites; the unsent update is kept."""
@@ -174,6 +179,8 @@ class Training:
 
     async def close(self) -> None:
         """End the flight, if there is one, and finish saving."""
+        if self._keeping is not None:
+            await run_to_end(asyncio.wait([self._keeping]))
         if (saving := self._saving) is not None:
             await run_to_end(asyncio.wait([saving]))
             if failure := saving.exception():
@@ -181,14 +188,16 @@ class Training:
         await self._drop_flight()
 
     def _next_round(self) -> int:
-        return self._flight.plan.round + 1 if self._flight else self._rounds.coming()
+        if self._flight is not None:
+            return self._flight.plan.round + 1
+        return max(self._rounds.coming(), self._rounds.decided.round + 1)
 
     # --- one round -----------------------------------------------------------------------------
 
     async def _round(self, plan: RoundPlan) -> None:
         with span("round", round=plan.round):
             if self._flight is None:
-                self._start = await asyncio.to_thread(self._beginning, self._rounds.state)
+                self._start = await asyncio.to_thread(self._beginning, self._rounds.decided)
             with span("inner steps"):
                 tokens = await self._train(plan)
             with span("boundary"):
@@ -204,7 +213,7 @@ class Training:
             await self._launch(round_plan(self._config, number), tokens)
         if landed:
             await self._settled(checkpoint)
-        if not (self._config.outer.overlap and plan.kind in APART) and await self._land():
+        if not (self._config.outer.overlap and plan.kind in APART) and await self._land(kept=False):
             await self._settled(self.snapshot())
 
     def _beginning(self, state: OuterState) -> SharedVector:
@@ -286,29 +295,47 @@ class Training:
 
         return step
 
-    async def _land(self) -> bool:
-        """Apply the result of the update in flight, if any. Returns whether there is a new state that is not saved."""
+    async def _land(self, kept: bool = True) -> bool:
+        """Apply the result of the update in flight, if any. Returns whether there is a new state that is not saved.
+
+        Args:
+            kept: wait until the new state is on the disk, too; otherwise `_keeping` may still be at it.
+        """
         if self._flight is None:
             return False
         flight, began = self._flight, asyncio.get_running_loop().time()
         self.progress.phase = Phase.PHASE_WAITING
-        took_part = flight.work is None or await flight.work
+        took_part = flight.work is None or await self._outcome(flight.work, flight.plan.round, kept)
         self.progress.times = self._rounds.times
         self.progress.waited += asyncio.get_running_loop().time() - began
         await self._saved()
         await self._drop_flight()
         self._late = not took_part
-        state = self._rounds.state
+        state = self._rounds.decided
         if took_part and flight.plan.kind is Kind.SYNC and state.round < total_rounds(self._config):
             await asyncio.to_thread(self._take_moments_of, state)
         return took_part
+
+    async def _outcome(self, work: asyncio.Task[bool], round: int, kept: bool) -> bool:
+        """Whether this site took part in a round to its end."""
+        if not kept:
+            try:
+                await self._rounds.until_decided(round, work)
+            except asyncio.CancelledError:
+                work.cancel()
+                await work
+                raise
+            if not work.done():
+                self._keeping = work
+                return True
+        return await work
 
     async def _drop_flight(self) -> None:
         """End the flight, whether finished or cancelled. The state's ledger tells whether Δ is in the anchor."""
         if self._flight is None:
             return
         flight, self._flight = self._flight, None
-        if flight.work is not None:
+        if flight.work is not None and flight.work is not self._keeping:
             await cancel_and_wait(flight.work)
         await run_to_end(asyncio.to_thread(self._carry, flight.before))
 
@@ -320,11 +347,12 @@ class Training:
         if last or (every and state.round % every == 0):
             await self.validate(state)
         await self._saved()
-        self._saving = asyncio.create_task(self._save(checkpoint))
+        keeping, self._keeping = self._keeping, None
+        self._saving = asyncio.create_task(self._save(checkpoint, keeping))
 
-    async def _save(self, checkpoint: Checkpoint) -> None:
+    async def _save(self, checkpoint: Checkpoint, keeping: asyncio.Task[bool] | None = None) -> None:
         with span("checkpoint"):
-            await self._on_commit(checkpoint)
+            await self._on_commit(checkpoint, keeping or asyncio.sleep(0))
         await self._agreement.faults.reach(checkpoint.state.round, "saved")
 
     async def _saved(self) -> None:
@@ -366,7 +394,7 @@ class Training:
 
     def _carry(self, before: OuterState) -> None:
         """Drop what is in φ_new from the unsent update. The rest stays for a later round, together with new steps."""
-        state = self._rounds.state
+        state = self._rounds.decided
         for fragment in range(self._config.outer.fragments):
             key = entry(self._agreement.node, fragment)
             if state.ledger.get(key, 0) > before.ledger.get(key, 0):

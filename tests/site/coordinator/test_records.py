@@ -51,7 +51,7 @@ def test_a_round_says_where_its_time_went() -> None:
     writer, reports = recorder(progress, played)
     progress.compute, progress.waited, progress.times = 14.0, 8.0, Times(waiting=1.0, exchange=2.0)
     progress.validation_loss, progress.validated_round, progress.loss, played.sent = 3.5, 7, 3.0, 4 * ENOUGH
-    writer.round(outer_state(["me", "other"], round=7))
+    writer.round(outer_state(["me", "other"], round=7))()
     one, link = told(reports)
     assert (one.round.round, list(one.round.members)) == (7, ["me", "other"])
     assert (one.round.compute, one.round.waiting, one.round.exchange, one.round.retry) == (4.0, 1.0, 2.0, 0.0)
@@ -63,14 +63,14 @@ def test_a_few_bytes_do_not_say_how_fast_a_line_is() -> None:
     progress, played = Progress(times=Times(exchange=2.0)), Played(contacts={"other": Contact(0.04)})
     writer, reports = recorder(progress, played)
     for played.sent in (ENOUGH - 1, 2 * ENOUGH - 1, 3 * ENOUGH - 2):
-        writer.round(outer_state(["me", "other"], round=1))
+        writer.round(outer_state(["me", "other"], round=1))()
     assert [it.link.bandwidth for it in told(reports) if it.HasField("link")] == [0.0, ENOUGH / 2, 0.0]
 
 
 def test_lines_that_are_known_are_told_as_they_are() -> None:
     progress, played = Progress(times=Times(exchange=2.0)), Played(4 * ENOUGH, {"b": Contact(0.04), "c": Contact(0.02)})
     writer, reports = recorder(progress, played)
-    writer.round(outer_state(["me", "b", "c"], round=1), {"b": 7.0})
+    writer.round(outer_state(["me", "b", "c"], round=1), {"b": 7.0})()
     links = {it.link.peer: it.link.bandwidth for it in told(reports) if it.HasField("link")}
     assert links == {"b": 7.0, "c": 0.0}
 
@@ -79,7 +79,7 @@ def test_what_overlap_hides_is_not_shown_as_waiting() -> None:
     progress = Progress()
     writer, reports = recorder(progress, Played())
     progress.compute, progress.waited, progress.times = 4.0, 1.0, Times(waiting=2.0, exchange=2.0)
-    writer.round(outer_state(["me"], round=1))
+    writer.round(outer_state(["me"], round=1))()
     (one,) = told(reports)
     assert (one.round.compute, one.round.waiting, one.round.exchange) == (4.0, 0.5, 0.5)
 
@@ -89,14 +89,14 @@ def test_the_next_round_counts_from_the_last_one() -> None:
     writer, reports = recorder(progress, Played())
     for compute in (2.0, 5.0):
         progress.compute = compute
-        writer.round(outer_state(["me"], round=1))
+        writer.round(outer_state(["me"], round=1))()
     assert [it.round.compute for it in told(reports)] == [2.0, 3.0]
 
 
 def test_what_is_not_known_is_nan() -> None:
     progress = Progress(loss=math.inf, validation_loss=2.0, validated_round=3)
     writer, reports = recorder(progress, Played())
-    writer.round(outer_state(["me"], round=4))
+    writer.round(outer_state(["me"], round=4))()
     writer.sample(memory=1000)
     progress.device.words, progress.device.full_speed = "8 x H100\n" + "x" * DEVICE, 2000.0
     progress.tokens_per_second, progress.device.peak_bytes = 800.0, 7

@@ -11,7 +11,7 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import psutil
 
@@ -79,8 +79,10 @@ class Recorder:
         self._compute, self._waited, self._sent = progress.compute, progress.waited, 0
         self._sample = ""
 
-    def round(self, state: OuterState, lines: Mapping[str, float] | None = None) -> None:
-        """Record that a round was committed here. Its times are counted from the previous round.
+    def round(self, state: OuterState, lines: Mapping[str, float] | None = None) -> Callable[[], None]:
+        """Make the record of a round that is decided. What is returned adds it, when the state is on the disk.
+
+        Its times are counted from the previous round.
 
         Args:
             lines: measured bandwidth to other sites, bytes per second, by node. None: assume that all bytes sent since
@@ -107,13 +109,17 @@ class Recorder:
             validation_loss=progress.validation_loss if fresh else math.nan,
             sample=self._sample if self._sample != before else "",
         )
-        self._reports.add(Record(time=time.time(), round=record))
         count, self._sent = sent - self._sent, sent
         if lines is None:
             reached = count / progress.times.exchange if count >= ENOUGH and progress.times.exchange else 0.0
             lines = dict.fromkeys(state.members, reached)
-        for node in state.members:
-            self._link(node, lines.get(node, 0.0))
+        links = [self._link(node, lines.get(node, 0.0)) for node in state.members if node in self._roster.contacts]
+
+        def add() -> None:
+            for each in (Record(time=time.time(), round=record), *links):
+                self._reports.add(each)
+
+        return add
 
     def sample(self, memory: int, cpu: float = 0.0) -> None:
         """Record the current state of the training.
@@ -149,13 +155,10 @@ class Recorder:
         """Record something worth reading."""
         self._reports.add(Record(time=time.time(), note=Note(level=level, text=text[:LINE])))
 
-    def _link(self, peer: str, bandwidth: float) -> None:
-        contact = self._roster.contacts.get(peer)
-        if contact is None:
-            return
-        sent = self._carrier.bytes_sent_to(peer)
-        link = LinkRecord(peer=peer, round_trip=contact.round_trip, bandwidth=bandwidth, bytes_sent=sent)
-        self._reports.add(Record(time=time.time(), link=link))
+    def _link(self, peer: str, bandwidth: float) -> Record:
+        trip, sent = self._roster.contacts[peer].round_trip, self._carrier.bytes_sent_to(peer)
+        link = LinkRecord(peer=peer, round_trip=trip, bandwidth=bandwidth, bytes_sent=sent)
+        return Record(time=time.time(), link=link)
 
 
 class Noting(logging.Handler):
