@@ -70,7 +70,10 @@ def measure(parts: dict[str, str]) -> None:
     """Put watches on these functions."""
     for part, where in parts.items():
         module, _, path = where.partition(":")
-        owner: Any = import_module(module)
+        try:
+            owner: Any = import_module(module)
+        except ImportError:
+            continue
         *outer, name = path.split(".")
         for each in outer:
             owner = getattr(owner, each, None)

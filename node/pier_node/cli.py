@@ -225,6 +225,13 @@ def init(
 @click.option("--program-socket", type=click.Path(path_type=Path), hidden=True)
 @with_parallel
 @click.option(
+    "--checkpoint-every",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Rounds between two checkpoints. More: less writing, and older moments for the optimizer after a crash.",
+)
+@click.option(
     "--http", type=click.IntRange(0, 65535), default=0, help="Status port on 127.0.0.1. [default: any free port]"
 )
 @TRANSPORT

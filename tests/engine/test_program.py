@@ -420,6 +420,19 @@ async def test_moments_are_not_published_while_they_are_saved(play: Play) -> Non
     assert await answer == _done(1, 5)
 
 
+async def test_weights_are_published_without_moments_whoever_reads_those(play: Play) -> None:
+    scene = play()
+    actor = await scene.start()
+    scene.program.publishes_moments = False
+    answer = scene.ask()
+    await actor.hear()
+    async with scene.program.moments_unchanged():
+        actor.say(Publishing(1))
+        assert await actor.hear() == Publish(moments=False)
+        actor.say(_done(1, 5))
+        assert await answer == _done(1, 5)
+
+
 async def test_moments_are_loaded_once_and_when_the_caller_changed_them(play: Play) -> None:
     scene = play()
     actor, given = await scene.start(), list[int | None]()

@@ -90,6 +90,25 @@ def test_a_killed_site_ends_with_the_bits_of_one_that_was_not(found: Found, over
     assert_equal_to_the_bit(straight, killed)
 
 
+def test_with_few_checkpoints_a_killed_site_goes_on_from_its_last_state(found: Found) -> None:
+    run = found(1, inner={"total_steps": ROUNDS * 50}, outer={"inner_steps": 50, "algorithm": "diloco"})
+    (site,) = run.sites
+    every = "--checkpoint-every", "5"
+    site.start(*every)
+    site.reach(8)
+    site.kill()
+    kept, saved = (
+        max(int(found.name[6:]) for found in (site.folder / name).glob("round-*[0-9]"))
+        for name in ("states", "checkpoints")
+    )
+    assert kept >= 8 > saved == 5
+    site.start(*every)
+    run.finish()
+    assert f"Resuming at round {kept}" in site.output
+    written = site.folder / "checkpoints" / f"round-{ROUNDS:08d}"
+    assert {"adam_m", "adam_v"} <= set(load_file(written / "local.safetensors")), "the last round has one in any case"
+
+
 def test_two_killed_sites_end_with_the_bits_of_two_that_were_not(found: Found) -> None:
     straight, killed = twins(found, 2, algorithm="diloco")
     straight.start()

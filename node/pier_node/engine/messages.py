@@ -253,6 +253,9 @@ class Publishing:
 class Publish:
     """Daemon, to a program that announces "moments" and is publishing weights: nothing reads the moments now."""
 
+    moments: bool = True
+    """Whether to publish the moments, too: a checkpoint will be made of them."""
+
 
 @dataclass(frozen=True, config=_STRICT)
 class Done:
@@ -261,7 +264,7 @@ class Done:
     job: int
     tokens: int
     adam_step: int
-    """Number of AdamW steps behind the published moments; 0 if it keeps its optimizer to itself."""
+    """Number of AdamW steps behind the moments published last; 0 if it keeps its optimizer to itself."""
     seconds: float
     peak_bytes: int
     """Peak device memory of rank 0 in bytes; 0 on a CPU, or if the program does not tell."""

@@ -143,6 +143,7 @@ class Program:
         outbox: what the program published last, weights or a mean gradient, shape [parameters].
         recover_moments: called in a thread when a program died while it wrote moments; if it returns None: zeros.
         on_log: called with metrics of the program's own.
+        publishes_moments: whether a program that can is to publish its moments with its weights.
     """
 
     def __init__(self, socket: Path | None, command: Command | None) -> None:
@@ -156,6 +157,7 @@ class Program:
         self.device = Device()
         self.outbox = SharedVector(0)
         self.recover_moments: Callable[[], Moments | None] = lambda: None
+        self.publishes_moments = True
         self._moments = SharedMoments(0, lambda: None)
         self._opened, self._has_opened = messages.Opened(0, 0), asyncio.Event()
         self._place: messages.Attached | None = None
@@ -200,9 +202,10 @@ class Program:
             self._let_publish()
 
     def _let_publish(self) -> None:
-        if self._waits_to_publish and not self._readers:
-            self._waits_to_publish, self._moments.torn = False, True
-            self._say(messages.Publish())
+        moments = self.publishes_moments
+        if self._waits_to_publish and not (moments and self._readers):
+            self._waits_to_publish, self._moments.torn = False, moments
+            self._say(messages.Publish(moments))
 
     def can(self, ability: messages.Ability) -> bool:
         """Whether the program has announced an ability."""

@@ -48,7 +48,8 @@ class Piece(NamedTuple):
     @classmethod
     def of(cls, values: Vector) -> Self:
         """Measure the elements of one piece."""
-        return cls(hashlib.sha256(values.view(np.uint8).data).digest(), float(np.dot(values, values)))
+        with np.errstate(over="ignore", invalid="ignore"):  # see OuterState.finite
+            return cls(hashlib.sha256(values.view(np.uint8).data).digest(), float(np.dot(values, values)))
 
 
 @dataclass(frozen=True)

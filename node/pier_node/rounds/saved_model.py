@@ -13,7 +13,7 @@ from pier_node.config.run import ModelSection, RunConfig
 from pier_node.outer.layout import Layout
 from pier_node.outer.state import OuterState
 from pier_node.rounds.folder import load_run, require_folder
-from pier_node.rounds.state_store import CHECKPOINTS, StateStore
+from pier_node.rounds.state_store import CHECKPOINTS, STATES, StateStore
 from pier_node.trainer.data.tokens import Tokenizer, open_tokenizer
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.export import import_weights
@@ -61,8 +61,10 @@ def site_config(folder: Path) -> RunConfig:
 
 
 def newest_state(folder: Path, config: RunConfig) -> OuterState:
-    """The state of the newest checkpoint in a data folder. Raises PierError if there is none."""
-    state = StateStore(folder / CHECKPOINTS, config.hash()).newest_state()
+    """The newest state in a data folder, whose checkpoint may be due later. Raises PierError if there is none."""
+    checkpoints, states = (StateStore(folder / name, config.hash()) for name in (CHECKPOINTS, STATES))
+    last = checkpoints.peek()
+    state = (states.after(last[1]["round"]) if last else None) or checkpoints.newest_state()
     if state is None and config.pipeline.stages > 1:
         raise PierError(
             f"{folder} has no whole model: its site holds one stage of it",

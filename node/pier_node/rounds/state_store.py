@@ -38,6 +38,8 @@ STATE, LOCAL, RECORD = "state.safetensors", "local.safetensors", "checkpoint.jso
 PENDING, RESIDUAL = "pending", "residual"
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints in a site's data folder."""
+STATES = "states"
+"""Folder of the committed states that other sites rely on."""
 KEEP = 2
 """Number of states in a store: of two checkpoints, the older is there in case that the newer is damaged; of two states,
 the older one's checkpoint may still be on its way to disk. While a store saves, its disk holds one more."""

@@ -18,6 +18,7 @@ from pier_node.engine.program import Program
 from pier_node.gossip.pairs import Pairs
 from pier_node.outer.advance import get_ready
 from pier_node.outer.layout import Layout
+from pier_node.outer.schedule import total_rounds
 from pier_node.outer.state import ANCHOR, OuterState
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.state_store import Checkpoint
@@ -71,6 +72,7 @@ class Replica:
         self.rounds = joined.reporter.rounds = agreement.rounds
         StateServer(joined.carrier, self._offer, self._of_all.prove)
         self.training = Training(config, layout, agreement, trainer, joined.progress, self.committed)
+        trainer.publishes_moments = self._is_due(state.round + 1)
 
     async def begin(self, stack: AsyncExitStack, checkpoint: Checkpoint) -> None:
         """Become a member, and continue from the checkpoint. When the stack is closed, save the rest and leave."""
@@ -127,7 +129,12 @@ class Replica:
         event = joined.reporter.event(state, joined.roster)
         self._trackers.told(joined.progress, event)
         self._log.committed(state)
+        self._trainer.publishes_moments = self._is_due(state.round + 1)
         return self._save(checkpoint, joined.committed(state), event, kept)
+
+    def _is_due(self, round: int) -> bool:
+        """Whether a checkpoint is made after this round."""
+        return round % self._joined.settings.checkpoint_every == 0 or round == total_rounds(self._joined.config)
 
     async def _save(
         self, checkpoint: Checkpoint, tell: Callable[[], None], event: Status, kept: Awaitable[object]
@@ -135,7 +142,10 @@ class Replica:
         async with self._trainer.moments_unchanged():
             await kept
             tell()
-            await asyncio.to_thread(self._checkpoints.save, checkpoint)
+            if self._is_due(checkpoint.state.round) or checkpoint.pending is not None:  # nobody else has what is unsent
+                await asyncio.to_thread(self._checkpoints.save, checkpoint)
+            else:
+                await asyncio.to_thread(self._states.keep, checkpoint.state)  # of a solo start in a run of pairs
         self.saved(checkpoint.state)
         note(self._joined.settings.folder, event)
 
@@ -199,7 +209,7 @@ async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack
     if checkpoint.state.round == 0 and config.inner.eval_every:
         await replica.training.validate(checkpoint.state)
         note(folder, joined.reporter.event(checkpoint.state, joined.roster))
-    joined.say(f"{how} at round {checkpoint.state.round} as {name} ({node}).")
+    joined.say(f"{how} at round {state.round} as {name} ({node}).")
     return replica
 
 

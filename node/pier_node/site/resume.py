@@ -21,13 +21,10 @@ from pier_node.engine.program import Program
 from pier_node.outer.layout import Layout
 from pier_node.outer.state import OuterState
 from pier_node.rounds.proofs import alone
-from pier_node.rounds.state_store import CHECKPOINTS, Checkpoint, StateStore
+from pier_node.rounds.state_store import CHECKPOINTS, STATES, Checkpoint, StateStore
 from pier_node.site.bootstrap import beginning, from_pairs, from_peers
 from pier_node.site.membership import Joined
 from pier_proto.v1.peer_pb2 import Link, Phase
-
-STATES = "states"
-"""Folder of the committed states that other sites rely on."""
 
 
 class Stores(NamedTuple):

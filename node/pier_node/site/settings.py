@@ -28,6 +28,7 @@ class Settings:
         shared_data: `data` holds the same text as at the other sites: see trainer/data/corpus.py.
         workers: number of worker processes; 0: one per device.
         parallel: how they share the model.
+        checkpoint_every: rounds between two checkpoints.
         transport: None: the one that this site used before, or gRPC.
         http: port of the status page on 127.0.0.1; 0: any.
         trust: fingerprint of a committed state that a newcomer trusts; empty: it trusts the founder.
@@ -50,6 +51,7 @@ class Settings:
     shared_data: bool = False
     workers: int = 0
     parallel: Parallel = AUTO
+    checkpoint_every: int = 1
     http: int = 0
     insecure: bool = False
     transport: Transport | None = None

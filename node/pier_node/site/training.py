@@ -96,7 +96,9 @@ class Training:
         self._inner.take_moments(checkpoint.adam_m, checkpoint.adam_v, checkpoint.adam_step)
         self._take_moments_of(state := self._rounds.state)
         self.progress.inner_step, self.progress.tokens = checkpoint.inner_step, checkpoint.tokens
-        self._unsent.restore(checkpoint.pending, checkpoint.pending_tokens, checkpoint.residual)
+        # What a codec dropped until an earlier round than the last has been sent since.
+        residual = checkpoint.residual if state.round <= checkpoint.state.round + 1 else None
+        self._unsent.restore(checkpoint.pending, checkpoint.pending_tokens, residual)
         if self._was_overlapped(checkpoint.state):
             self._start = self._beginning(checkpoint.state)
             self._flight = Flight(round_plan(self._config, state.round), checkpoint.state, None)

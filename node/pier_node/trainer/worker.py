@@ -96,18 +96,16 @@ class Worker:
         config: of the run.
         setup: of the site.
         parallel: how the workers share the model; not auto.
+
+    Attributes:
+        adam_step: number of AdamW steps behind the moments that were published or loaded last.
     """
 
     def __init__(self, link: Link, config: RunConfig, setup: Setup, parallel: Parallel = DDP) -> None:
         self.can: Sequence[messages.Ability] = get_args(messages.Ability)
         self._link, self._ranks, self._config, self._setup, self._parallel = link, link.ranks, config, setup, parallel
         self._device = devices.pick(self._ranks.own, self._ranks.count)
-        self._steps = 0
-
-    @property
-    def adam_step(self) -> int:
-        """Number of AdamW steps behind the moments."""
-        return self._replica.adam_step
+        self._steps = self.adam_step = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -137,6 +135,7 @@ class Worker:
         self._replica.load_weights(self._attach(job.load))
         if job.moments is not None:
             self._replica.load_moments(self._adam_m, self._adam_v, job.moments)
+            self.adam_step = job.moments
 
     def step(self, index: int) -> tuple[float, Tensor, Tensor]:
         """Do inner step `index` of the run, or compute its gradient, if that is all that the daemon wants.
@@ -161,7 +160,9 @@ class Worker:
             if not isinstance(message := self._link.receive(), messages.Publish):
                 raise PierError(f"a worker may publish before anything else, but the daemon sent {message}")
             self._replica.store_weights(self._outbox)
-            self._replica.store_moments(self._adam_m, self._adam_v)
+            if message.moments:
+                self._replica.store_moments(self._adam_m, self._adam_v)
+                self.adam_step = self._replica.adam_step
         self._ranks.meet()
 
     def answer(self, request: messages.Evaluate | messages.Rate) -> None:

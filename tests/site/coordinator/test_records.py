@@ -134,7 +134,7 @@ def test_a_sample_of_text_is_told_once() -> None:
     progress, played = Progress(metrics={"sample": "once upon", "phase": "warm"}), Played()
     writer, reports = recorder(progress, played)
     for number in (1, 2):
-        writer.round(outer_state(["me"], round=number))
+        writer.round(outer_state(["me"], round=number))()
     progress.metrics = {"sample": 0.5}
-    writer.round(outer_state(["me"], round=3))
+    writer.round(outer_state(["me"], round=3))()
     assert [it.round.sample for it in told(reports)] == ["once upon", "", ""]
