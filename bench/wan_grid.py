@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pier_node.config.run import RunConfig
-from pier_node.doctor.links import exchange_bytes, inner_steps, share_of_compute
+from pier_node.rounds.prediction import exchange_bytes, inner_steps, share_of_compute
 
 PARAMETERS = 30_846_720
 """Of the model behind the public figures."""

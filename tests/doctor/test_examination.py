@@ -16,11 +16,11 @@ from pier_node.config.run import RunConfig
 from pier_node.doctor import links, machine
 from pier_node.doctor.examination import Standpoint, examine
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
-from pier_node.doctor.links import Ask, Link
 from pier_node.identity.node import Identity, Token
 from pier_node.rounds.folder import SiteRecord, save_run
 from pier_node.site.coordinator.link import Enrolment
 from pier_node.site.settings import Settings
+from pier_node.wire.probe import Ask, Link
 from pier_proto.v1.peer_pb2 import Site
 
 NewSite = Callable[..., Settings]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from doctor.conftest import CONFIG, TOKEN, Peer
 from hypothesis import given
 from hypothesis import strategies as st
-from simulation.virtual_time import run
 
 from bench.ports import free_port
 from pier_node.config.run import RunConfig
@@ -20,15 +17,9 @@ from pier_node.doctor.finding import Verdict
 from pier_node.doctor.links import (
     _SIGNS,
     AIM,
-    LONG_ENOUGH,
-    SIZES,
-    Link,
     Round,
-    exchange_bytes,
     go_round,
-    measure,
     missed,
-    share_of_compute,
     to_be_reached,
     to_reach_peer,
     utilisation_finding,
@@ -36,105 +27,10 @@ from pier_node.doctor.links import (
 )
 from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity
-from pier_node.wire.carrier import CHUNK_BYTES, HELLO, PROTOCOL, PeerLost
+from pier_node.wire.carrier import HELLO, PROTOCOL
 from pier_node.wire.grpc import reasons
 from pier_node.wire.grpc.carrier import GrpcCarrier
-from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
-
-EPOCH = 1.7e9
-
-
-@dataclass
-class Line:
-    """A line to a peer: seconds of round trip, bytes a second each way, how far the peer's clock is ahead."""
-
-    round_trip: float
-    up: float
-    down: float
-    ahead: float = 0.0
-    carried: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
-
-    def __post_init__(self) -> None:
-        self._ways = {"up": asyncio.Lock(), "down": asyncio.Lock()}
-
-    async def ask(self, request: ProbeRequest) -> ProbeReply:
-        assert len(request.padding) <= CHUNK_BYTES
-        assert request.reply_size <= CHUNK_BYTES
-        await asyncio.sleep(self.round_trip / 2)
-        await self._carry("up", len(request.padding), self.up)
-        reply = ProbeReply(padding=bytes(request.reply_size), time=self.clock() + self.ahead)
-        await self._carry("down", request.reply_size, self.down)
-        await asyncio.sleep(self.round_trip / 2)
-        return reply
-
-    def clock(self) -> float:
-        return EPOCH + asyncio.get_running_loop().time()
-
-    async def _carry(self, way: str, size: int, rate: float) -> None:
-        async with self._ways[way]:
-            await asyncio.sleep(size / rate)
-            self.carried[way] += size
-
-
-def measured(line: Line) -> tuple[Link, float]:
-    """What the measurement says, and the seconds that it took."""
-
-    async def main() -> tuple[Link, float]:
-        return await measure(line.ask, line.clock), asyncio.get_running_loop().time()
-
-    return run(main())
-
-
-@pytest.mark.parametrize("up", [12_500.0, 125e4, 125e6, 125e7])
-@pytest.mark.parametrize("round_trip", [0.0005, 0.04, 0.3])
-def test_a_line_is_as_fast_as_it_is(up: float, round_trip: float) -> None:
-    """From 100 kbit/s to 10 Gbit/s, around the corner or around the world."""
-    line = Line(round_trip, up, up * 4)
-    link, took = measured(line)
-    assert link.round_trip == pytest.approx(round_trip, rel=1e-4)
-    assert link.up == pytest.approx(up, rel=0.01)
-    assert link.down == pytest.approx(4 * up, rel=0.01)
-    assert took < 15
-
-
-def test_a_slow_line_is_not_held_for_long() -> None:
-    line = Line(0.05, 12_500, 1e9)
-    measured(line)
-    assert line.carried["up"] == SIZES[0]
-    assert line.carried["down"] == sum(SIZES)
-    assert SIZES[0] / 12_500 > LONG_ENOUGH
-
-
-@pytest.mark.parametrize("ahead", [0.0, 12.0, -86_400.0])
-def test_clocks_are_compared_in_the_middle_of_the_round_trip(ahead: float) -> None:
-    link, _ = measured(Line(0.2, 1e9, 1e9, ahead))
-    assert link.clock_ahead == pytest.approx(ahead, abs=1e-6)
-
-
-def test_the_quickest_answer_counts() -> None:
-    """A peer that is busy at first is not farther away for that."""
-    line = Line(0.02, 1e9, 1e9)
-    late = iter([3.0, 1.0])
-
-    async def ask(request: ProbeRequest) -> ProbeReply:
-        await asyncio.sleep(next(late, 0.0))
-        return await line.ask(request)
-
-    async def main() -> Link:
-        return await measure(ask, line.clock)
-
-    link = run(main())
-    assert link.round_trip == pytest.approx(0.02)
-    assert link.clock_ahead == pytest.approx(0.0, abs=1e-6)
-
-
-def test_a_peer_that_is_lost_is_lost() -> None:
-    async def ask(request: ProbeRequest) -> ProbeReply:
-        raise PeerLost("b", "gone")
-
-    with pytest.raises(PeerLost, match="gone"):
-        run(measure(ask))
-
+from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Site
 
 HERE, THERE = "10.0.0.1:7700", "10.0.0.2:7801"
 DOWN = f"{THERE}: no connection within 10 s: it is down, or behind a firewall"
@@ -277,18 +173,7 @@ def config(**outer: Any) -> RunConfig:
     return RunConfig.model_validate({"inner": {"total_steps": 100_000}, "outer": outer})
 
 
-def test_bytes_of_an_exchange() -> None:
-    assert exchange_bytes(config(), 1000, 2) == 4000
-    assert exchange_bytes(config(), 1000, 4) == 6000
-    assert exchange_bytes(config(), 1000, 1) == 0
-    assert exchange_bytes(config(codec="int4"), 1000, 2) == pytest.approx(4000 * 4.25 / 32)
-    assert exchange_bytes(config(algorithm="noloco"), 1000, 4) == 4000, "to its partner only"
-
-
-def test_with_overlap_only_what_outlasts_the_inner_steps_counts() -> None:
-    assert share_of_compute(config(), 10.0, 5.0) == pytest.approx(2 / 3)
-    assert share_of_compute(config(overlap=True), 10.0, 5.0) == 1.0
-    assert share_of_compute(config(overlap=True), 10.0, 20.0) == 0.5
+def test_with_overlap_the_advice_needs_fewer_steps() -> None:
     finding = utilisation_finding(config(overlap=True), PARAMETERS, 2, 6.25e6, 5120, None)
     assert finding.values["better_inner_steps"] == 89
     assert finding.remedy.endswith('; or set outer.codec = "int4" (an eighth of the bytes).')

@@ -9,9 +9,11 @@ from unittest.mock import Mock
 import pytest
 from rounds.cases import outer_state
 
+from pier_node.config.run import RunConfig
 from pier_node.outer.times import Times
 from pier_node.rounds.progress import Progress
-from pier_node.site.round_log import RoundLog
+from pier_node.site.round_log import RoundLog, prediction
+from pier_node.wire.probe import Link
 
 
 def test_a_round_of_two(caplog: pytest.LogCaptureFixture) -> None:
@@ -46,3 +48,16 @@ def test_what_the_model_writes_is_told_once_in_one_line(caplog: pytest.LogCaptur
         told.committed(outer_state(["a"], round=1))
         told.committed(outer_state(["a"], round=2))
     assert [line for line in caplog.messages if "committed" not in line] == ["the model writes: def main(): return 1"]
+
+
+def test_what_a_link_predicts_is_told() -> None:
+    config = RunConfig.model_validate({"run": {"sites": 2}, "model": {"preset": "llama-1m"}})
+    link = Link(round_trip=0.012, clock_ahead=0.0, up=12.5e6, down=25e6)
+    told = prediction(config, 0.0, "beta", link)
+    assert told == (
+        "link to beta: 12 ms round trip, 100 Mbit/s there, 200 Mbit/s back; an exchange of 2 sites sends 4.15 MB and "
+        "takes about 332 ms"
+    )
+    assert prediction(config, 7700.0, "beta", link) == (
+        f"{told}, its inner steps 6.65 s: this site trains 95 % of the time"
+    )

@@ -80,7 +80,7 @@ def way(config: RunConfig, pace: Pace) -> tuple[Way, str]:
     Args:
         config: the run, whose updates travel as they are.
     """
-    from pier_node.doctor.links import exchange_bytes, share_of_compute
+    from pier_node.rounds.prediction import exchange_bytes, share_of_compute
 
     parameters, inner, outer = Layout.of(config.model).length, config.inner, config.outer
     rows = [f"  {'updates travel':24}{'exchange':>10}{'training':>10}{'whole run':>12}{'loss':>9}"]

@@ -20,7 +20,7 @@ from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, from_canonical
 from pier_node.doctor import machine
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict, as_fields, is_wrong, show
-from pier_node.doctor.links import Link, Round, go_round, missed, utilisation_finding, visit
+from pier_node.doctor.links import Round, go_round, missed, utilisation_finding, visit
 from pier_node.identity.certificates import Credentials, credentials
 from pier_node.identity.node import Identity, Token
 from pier_node.outer.layout import Layout
@@ -30,6 +30,7 @@ from pier_node.site.running import Running, Status, find_daemon, last_event
 from pier_node.site.settings import Settings
 from pier_node.trainer import devices
 from pier_node.wire.carrier import HELLO, PROTOCOL, SiteCarrier
+from pier_node.wire.probe import Link
 from pier_node.wire.transport import Transport, make_carrier
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Site
 

@@ -1,94 +1,26 @@
 """Visits the sites of a run: which site answers at which address, and both directions of the link to each.
 
-A link is measured with Probe: round trip, clock difference, and bandwidth in each direction.
-Data is sent as in a round: messages of up to 1 MiB, several at once over one connection. The amount grows until the
-transfer takes long enough to be measured. So a slow line is not occupied for minutes, and a fast one is not mistaken
-for its latency. The remedies for a site that does not reach another follow from the reasons that the wire gives
-(wire/grpc/reasons.py).
-
-The rate of the slowest link predicts the fraction of its time that a site will spend in inner steps. In a round, each
-of n members sends its vector of P values by reduce-scatter and all-gather: 2·P·(n − 1)/n values, of 4 bytes or as
-encoded by the codec, after H inner steps or, with overlap, during them. A pair in noloco exchanges P values in both
-directions at once; what is sent ahead of the round does not count.
+How a link is measured is in wire/probe.py, what its rate predicts in rounds/prediction.py. The remedies for a site that
+does not reach another follow from the reasons that the wire gives (wire/grpc/reasons.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import os
-import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pier_node.base.address import parse_address
 from pier_node.base.units import percent, rate, seconds
 from pier_node.config.run import RunConfig
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
-from pier_node.outer.codec import codec, of_means
-from pier_node.rounds.reduce import CHUNK
+from pier_node.rounds.prediction import exchange_bytes, inner_steps, share_of_compute
 from pier_node.site.join import SET_CLOCKS, clock_in_words
 from pier_node.wire.addresses import first_hop
-from pier_node.wire.carrier import CHUNK_BYTES, GREETING, PROBE, PROTOCOL, Carrier, PeerLost
-from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
-
-PINGS = 5
-STREAMS = 4
-SIZES = tuple(1 << power for power in (16, 18, 20, 22, 24))
-"""Bytes of successive tries, in each direction."""
-LONG_ENOUGH = 0.5
-"""Seconds that a try must take for its rate to be accepted; the last try is always accepted."""
-
-Ask = Callable[[ProbeRequest], Awaitable[ProbeReply]]
-"""Sends a probe to the peer. Raises PeerLost."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """The link to a peer.
-
-    Attributes:
-        round_trip: seconds.
-        clock_ahead: seconds by which the peer's clock is ahead of this site's, to within half a round trip.
-        up: bytes per second from this site to the peer.
-        down: bytes per second from the peer to this site.
-    """
-
-    round_trip: float
-    clock_ahead: float
-    up: float
-    down: float
-
-
-async def measure(ask: Ask, clock: Callable[[], float] = time.time) -> Link:
-    """Measure a link. Takes a few seconds and at most twice the sum of SIZES in bytes. Raises PeerLost."""
-    round_trip, clock_ahead = min([await _ping(ask, clock) for _ in range(PINGS)])
-    noise = os.urandom(CHUNK_BYTES)
-    up = await _rate(ask, round_trip, lambda size: ProbeRequest(padding=noise[:size]))
-    down = await _rate(ask, round_trip, lambda size: ProbeRequest(reply_size=size))
-    return Link(round_trip, clock_ahead, up, down)
-
-
-async def _ping(ask: Ask, clock: Callable[[], float]) -> tuple[float, float]:
-    loop = asyncio.get_running_loop()
-    began, at = loop.time(), clock()
-    reply = await ask(ProbeRequest())
-    round_trip = loop.time() - began
-    return round_trip, reply.time - (at + round_trip / 2)
-
-
-async def _rate(ask: Ask, round_trip: float, request: Callable[[int], ProbeRequest]) -> float:
-    loop, rate = asyncio.get_running_loop(), 0.0
-    for size in SIZES:
-        message = min(size // STREAMS, CHUNK_BYTES)
-        began = loop.time()
-        await asyncio.gather(*(ask(request(message)) for _ in range(size // message)))
-        took = loop.time() - began
-        rate = size / (took - round_trip if took > round_trip else took)
-        if took - round_trip > LONG_ENOUGH:
-            break
-    return rate
-
+from pier_node.wire.carrier import GREETING, PROBE, PROTOCOL, Carrier, PeerLost
+from pier_node.wire.probe import ANSWER, Link, asking, measure
+from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, ProbeRequest, Site
 
 _SIGNS = (
     ("tokens differ", "Use the token that the run's first site printed; it is also in run.token of its --data folder."),
@@ -158,10 +90,6 @@ def _first(reason: str, signs: tuple[tuple[str, str], ...], otherwise: str) -> s
     return text[0].upper() + text[1:]
 
 
-ANSWER = 30.0
-"""Timeout of a probe, in seconds: 64 KiB on a line of 20 kbit/s, or a failing call back."""
-
-
 @dataclass(frozen=True)
 class Round:
     """The sites that were met.
@@ -221,12 +149,8 @@ async def visit(
     """
     name, node = hello.site.name or hello.site.node, hello.site.node
     carrier.introduce(node, address)
-
-    async def ask(request: ProbeRequest) -> ProbeReply:
-        return await carrier.call(node, PROBE, request, ANSWER)
-
     try:
-        link = await measure(ask)
+        link = await measure(asking(carrier, node))
     except PeerLost as lost:
         return [Finding(name, "measure it", Verdict.UNKNOWN, lost.reason)], None
     away = f"answers at {address}, {seconds(link.round_trip)} away"
@@ -272,26 +196,6 @@ GOOD, POOR = 0.8, 0.5
 AIM = 0.9
 """Utilisation that the advice aims at."""
 CHECK = "utilisation"
-
-
-def exchange_bytes(config: RunConfig, parameters: int, sites: int) -> float:
-    """Bytes that each site sends until the whole model is synced once."""
-    used = codec(config.outer.codec, config.outer.density)
-    if config.outer.algorithm == "noloco":
-        return used.size(CHUNK) / CHUNK * parameters
-    means = of_means(used, sites, CHUNK)
-    size = used.size(CHUNK) + (means.size(CHUNK) if means else sites * used.size(CHUNK))
-    return size / CHUNK * parameters * (sites - 1) / sites
-
-
-def share_of_compute(config: RunConfig, compute: float, exchange: float) -> float:
-    """The fraction of its time that a site computes."""
-    return compute / (max(compute, exchange) if config.outer.overlap else compute + exchange)
-
-
-def inner_steps(config: RunConfig) -> int:
-    """H, the number of inner steps from one exchange to the next."""
-    return 1 if config.outer.algorithm == "sync" else config.outer.inner_steps
 
 
 def utilisation_finding(

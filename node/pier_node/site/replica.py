@@ -203,9 +203,8 @@ async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack
     replica = Replica(joined, trainer, stores, trackers, layout, state)
     await replica.begin(stack, checkpoint)
     await starting
-    if not program:
-        telling = asyncio.create_task(tell_start(config, trainer))
-        stack.callback(telling.cancel)
+    telling = tell_start(config, trainer, joined.progress, joined.roster, joined.carrier)
+    stack.callback(asyncio.create_task(telling).cancel)
     if checkpoint.state.round == 0 and config.inner.eval_every:
         await replica.training.validate(checkpoint.state)
         note(folder, joined.reporter.event(checkpoint.state, joined.roster))

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from pier_node.base.units import amount, count, percent, seconds, span
+from pier_node.base.units import amount, count, percent, rate, seconds, span
 from pier_node.config.run import RunConfig
 from pier_node.engine.program import Program
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import Kind, round_plan, total_rounds
 from pier_node.outer.state import OuterState
+from pier_node.rounds.prediction import exchange_bytes, inner_steps, share_of_compute
 from pier_node.rounds.progress import Progress
-from pier_node.wire.carrier import Carrier
+from pier_node.rounds.roster import Roster
+from pier_node.wire.carrier import Carrier, PeerLost
+from pier_node.wire.probe import SIZES, Link, asking, measure
 
 RECENT = 20
 """Rounds by whose pace the rest of the run is predicted."""
@@ -25,8 +29,52 @@ RECENT = 20
 log = logging.getLogger(__name__)
 
 
-async def tell_start(config: RunConfig, trainer: Program) -> None:
-    """Log what the run is, and on how much data this site trains once its trainer has told."""
+async def tell_start(config: RunConfig, trainer: Program, progress: Progress, roster: Roster, carrier: Carrier) -> None:
+    """Log what the run is, how much data this site has, and what its link to another site predicts, once it is known.
+
+    A program of the site's owner tells nothing of its data.
+    """
+    if config.program is None:
+        await _tell_model(config, trainer)
+    else:
+        _tell_rounds(config)
+    others: list[str] = []
+
+    def met() -> bool:
+        others[:] = sorted(roster.participants().keys() - {carrier.node})
+        return bool(others)
+
+    await roster.changed.until(met)
+    peer = random.choice(others)  # not all newcomers the same one
+    try:
+        link = await measure(asking(carrier, peer), sizes=SIZES[:-1])
+    except PeerLost as lost:
+        log.info("the link to %s could not be measured: %s", peer, lost.reason)
+        return
+    log.info("%s", prediction(config, progress.tokens_per_second, peer, link))
+
+
+def prediction(config: RunConfig, speed: float, peer: str, link: Link) -> str:
+    """A link in words, and what follows for the run if no other is slower.
+
+    Args:
+        speed: of this site in inner steps, in tokens per second; 0: not known yet.
+    """
+    sites = max(config.run.sites, 2)
+    size = exchange_bytes(config, Layout.of_run(config).length, sites)
+    takes = size / min(link.up, link.down)
+    told = (
+        f"link to {peer}: {seconds(link.round_trip)} round trip, {rate(link.up)} there, {rate(link.down)} back; "
+        f"an exchange of {sites} sites sends {amount(size)} and takes about {seconds(takes)}"
+    )
+    if not speed:
+        return told
+    compute = inner_steps(config) * config.step_tokens / speed
+    share = percent(share_of_compute(config, compute, takes))
+    return f"{told}, its inner steps {seconds(compute)}: this site trains {share} of the time"
+
+
+async def _tell_model(config: RunConfig, trainer: Program) -> None:
     parameters = Layout.of(config.model).length
     log.info("model %s: %s parameters, context %d", config.model.preset, count(parameters), config.model.context)
     _tell_rounds(config)

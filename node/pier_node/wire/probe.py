@@ -1,6 +1,10 @@
-"""Probe, the answering side: lets `pier-node doctor` at another site measure its connection to this one.
+"""Probe: a site measures its link to another, which answers it.
 
-The other site asks for bytes, for the time, and whether this node reaches an address. All askers together get ALLOWANCE
+Round trip, clock difference, and bandwidth in each direction. Data is sent as in a round: messages of up to 1 MiB,
+several at once over one connection. The amount grows until the transfer takes long enough to be measured. So a slow
+line is not occupied for minutes, and a fast one is not mistaken for its latency.
+
+The other site also asks whether this node reaches an address. All askers together get ALLOWANCE
 bytes per minute and CALL_BACKS attempts at once, so that nobody slows this site's training down for long. A call goes
 back only to the asker's own host: to the address that the roster has for it, or to the host that it calls from. So
 nobody can use this site to probe other hosts, least of all those of its own network.
@@ -12,8 +16,8 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from pier_node.base.address import format_address, is_address, parse_address
@@ -142,3 +146,72 @@ def _plain(host: str) -> IPv4Address | IPv6Address:
     """An address, as IPv4 even if it is written as IPv6. Raises ValueError if it is a name."""
     address = ip_address(host)
     return (isinstance(address, IPv6Address) and address.ipv4_mapped) or address
+
+
+ANSWER = 30.0
+"""Timeout of a probe, in seconds: 64 KiB on a line of 20 kbit/s, or a failing call back."""
+PINGS = 5
+STREAMS = 4
+SIZES = tuple(1 << power for power in (16, 18, 20, 22, 24))
+"""Bytes of successive tries, in each direction."""
+LONG_ENOUGH = 0.5
+"""Seconds that a try must take for its rate to be accepted; the last try is always accepted."""
+
+Ask = Callable[[ProbeRequest], Awaitable[ProbeReply]]
+"""Sends a probe to the peer. Raises PeerLost."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """The link to a peer.
+
+    Attributes:
+        round_trip: seconds.
+        clock_ahead: seconds by which the peer's clock is ahead of this site's, to within half a round trip.
+        up: bytes per second from this site to the peer.
+        down: bytes per second from the peer to this site.
+    """
+
+    round_trip: float
+    clock_ahead: float
+    up: float
+    down: float
+
+
+def asking(carrier: Carrier, node: str) -> Ask:
+    """Probes of a peer."""
+
+    async def ask(request: ProbeRequest) -> ProbeReply:
+        return await carrier.call(node, PROBE, request, ANSWER)
+
+    return ask
+
+
+async def measure(ask: Ask, clock: Callable[[], float] = time.time, sizes: Sequence[int] = SIZES) -> Link:
+    """Measure a link. Takes a few seconds and at most twice the sum of `sizes` in bytes. Raises PeerLost."""
+    round_trip, clock_ahead = min([await _ping(ask, clock) for _ in range(PINGS)])
+    noise = os.urandom(CHUNK_BYTES)
+    up = await _rate(ask, round_trip, sizes, lambda size: ProbeRequest(padding=noise[:size]))
+    down = await _rate(ask, round_trip, sizes, lambda size: ProbeRequest(reply_size=size))
+    return Link(round_trip, clock_ahead, up, down)
+
+
+async def _ping(ask: Ask, clock: Callable[[], float]) -> tuple[float, float]:
+    loop = asyncio.get_running_loop()
+    began, at = loop.time(), clock()
+    reply = await ask(ProbeRequest())
+    round_trip = loop.time() - began
+    return round_trip, reply.time - (at + round_trip / 2)
+
+
+async def _rate(ask: Ask, round_trip: float, sizes: Sequence[int], request: Callable[[int], ProbeRequest]) -> float:
+    loop, rate = asyncio.get_running_loop(), 0.0
+    for size in sizes:
+        message = min(size // STREAMS, CHUNK_BYTES)
+        began = loop.time()
+        await asyncio.gather(*(ask(request(message)) for _ in range(size // message)))
+        took = loop.time() - began
+        rate = size / (took - round_trip if took > round_trip else took)
+        if took - round_trip > LONG_ENOUGH:
+            break
+    return rate

@@ -1,0 +1,32 @@
+"""What the rate of the slowest link predicts: how long an exchange takes, and for which part of its time a site trains.
+
+In a round, each of n members sends its vector of P values by reduce-scatter and all-gather: 2·P·(n − 1)/n values, of 4
+bytes or as encoded by the codec, after H inner steps or, with overlap, during them. A pair in noloco exchanges P values
+in both directions at once; what is sent ahead of the round does not count.
+"""
+
+from __future__ import annotations
+
+from pier_node.config.run import RunConfig
+from pier_node.outer.codec import codec, of_means
+from pier_node.rounds.reduce import CHUNK
+
+
+def exchange_bytes(config: RunConfig, parameters: int, sites: int) -> float:
+    """Bytes that each site sends until the whole model is synced once."""
+    used = codec(config.outer.codec, config.outer.density)
+    if config.outer.algorithm == "noloco":
+        return used.size(CHUNK) / CHUNK * parameters
+    means = of_means(used, sites, CHUNK)
+    size = used.size(CHUNK) + (means.size(CHUNK) if means else sites * used.size(CHUNK))
+    return size / CHUNK * parameters * (sites - 1) / sites
+
+
+def share_of_compute(config: RunConfig, compute: float, exchange: float) -> float:
+    """The fraction of its time that a site computes."""
+    return compute / (max(compute, exchange) if config.outer.overlap else compute + exchange)
+
+
+def inner_steps(config: RunConfig) -> int:
+    """H, the number of inner steps from one exchange to the next."""
+    return 1 if config.outer.algorithm == "sync" else config.outer.inner_steps
