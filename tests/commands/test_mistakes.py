@@ -118,6 +118,8 @@ def test_a_key_that_is_wrong(here: Path, refused: Refused) -> None:
     (here / "run.toml").unlink()
     assert "Write one with: pier-node init" in refused("--run", "run.toml")
     assert "`pier-node init`, then `pier-node start`" in refused()
+    (here / "run.toml").write_text(text)
+    assert "in this folder: `pier-node start --data elsewhere --run run.toml`" in refused("--data", "elsewhere")
 
 
 def test_a_folder_that_is_read_only(here: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,9 +55,9 @@ def test_what_a_link_predicts_is_told() -> None:
     link = Link(round_trip=0.012, clock_ahead=0.0, up=12.5e6, down=25e6)
     told = prediction(config, 0.0, "beta", link)
     assert told == (
-        "link to beta: 12 ms round trip, 100 Mbit/s there, 200 Mbit/s back; an exchange of 2 sites sends 4.15 MB and "
-        "takes about 332 ms"
+        "link to beta: 12 ms round trip, 100 Mbit/s there, 200 Mbit/s back; an exchange of 2 sites sends 4.15 MB, "
+        "which takes 332 ms on it"
     )
     assert prediction(config, 7700.0, "beta", link) == (
-        f"{told}, its inner steps 6.65 s: this site trains 95 % of the time"
+        f"{told}; the inner steps take 6.65 s: this site trains 95 % of the time"
     )

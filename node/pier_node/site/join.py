@@ -311,9 +311,14 @@ def known_config(settings: Settings) -> RunConfig | None:
             "choose another --data folder.",
         )
     if not (stored or given or settings.peers):
+        found = "Found one: `pier-node init`, then `pier-node start`"
+        if RUN_TOML.exists():
+            found = (
+                f"Found the run of the {RUN_TOML} in this folder: `{start_command(settings.folder)} --run {RUN_TOML}`"
+            )
         raise PierError(
             "this site does not know which run to join",
-            "Found one: `pier-node init`, then `pier-node start`. Or join one with `pier-node start --peers "
+            f"{found}. Or join one with `pier-node start --peers "
             "ADDRESS`, or with the command that `pier-coordinator invite` prints. Or give the --data folder of a run.",
         )
     return given or stored

@@ -65,13 +65,13 @@ def prediction(config: RunConfig, speed: float, peer: str, link: Link) -> str:
     takes = size / min(link.up, link.down)
     told = (
         f"link to {peer}: {seconds(link.round_trip)} round trip, {rate(link.up)} there, {rate(link.down)} back; "
-        f"an exchange of {sites} sites sends {amount(size)} and takes about {seconds(takes)}"
+        f"an exchange of {sites} sites sends {amount(size)}, which takes {seconds(takes)} on it"
     )
     if not speed:
         return told
     compute = inner_steps(config) * config.step_tokens / speed
     share = percent(share_of_compute(config, compute, takes))
-    return f"{told}, its inner steps {seconds(compute)}: this site trains {share} of the time"
+    return f"{told}; the inner steps take {seconds(compute)}: this site trains {share} of the time"
 
 
 async def _tell_model(config: RunConfig, trainer: Program) -> None:

@@ -174,7 +174,7 @@ class Worker:
                 inner.eval_batches, inner.batch_size, self._at_once, shares.own, shares.count
             )
             loss = replica.evaluate(weights, own)
-            if self._setup.samples and self._ranks.own == 0:
+            if self._setup.samples and self._steps and self._ranks.own == 0:  # untrained, it writes anything
                 sample = replica.sample(self._tokenizer, messages.WORDS)
                 self._link.send(messages.Logged(self._steps, {messages.SAMPLE: sample}))
             self._link.send(messages.Evaluated(request.id, loss))
