@@ -15,10 +15,12 @@ from pier_coordinator.store.facts import Fact
 START = 1_760_000_000.0
 PAYLOAD = 10_600_000
 WRITTEN = (
-    "The harbour was built in the year of the storm, and the ships that came to it were few.",
-    "The the of and thesr wa s in tha bore and",
+    "e th oa nrtte i sh, anoe tthr wes ila",
+    "The the of and thesr wa s in tha bore and the the",
+    "The sea was and the men of the had to the water in",
     "In the sea was the ship of the man that had the water, and the men were on the",
-    "The ship left the harbour before the tide, which the men had not seen since the morning of",
+    "The ship was in the harbour before the tide, and the men that had come to it were",
+    "The harbour was built in the year of the storm, and the ships that came to it were few.",
 )
 
 
@@ -142,7 +144,7 @@ class Played:
         tokens = {"tokens": int(number * lab.speed * 25), "bytes_sent": number * PAYLOAD}
         measured = _loss(number) + 0.06 if number % 5 == 0 else None
         losses = {"loss": _loss(number) + dice.uniform(-0.02, 0.02), "validation_loss": measured}
-        sample = {"sample": WRITTEN[number // 5 % len(WRITTEN)]} if number % 5 == 0 else {}
+        sample = {"sample": WRITTEN[min(number // 10, len(WRITTEN) - 1)]} if number % 5 == 0 else {}
         yield Fact(end, "round", name, {**body, **parts, **tokens, **losses, **sample})
         for peer in self.labs:
             if peer is not lab:
