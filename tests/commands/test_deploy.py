@@ -1,4 +1,8 @@
-"""The templates in deploy/: that Pier's own parser takes their commands, and that their parts fit together."""
+"""The templates in deploy/: that Pier's own parser takes their commands, and that their parts fit together.
+
+The schemas of Kubernetes and of GitHub's workflows are large. The tests that need them are skipped, loudly, where their
+packages are not installed: `pip install kubernetes-validate check-jsonschema`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from configparser import ConfigParser
@@ -99,6 +104,30 @@ def test_kubernetes_starts_sites_by_a_command_that_exists() -> None:
     command = re.search(r"pier-coordinator (invite.*?30d)", (DEPLOY / "kubernetes.yaml").read_text())
     assert command is not None
     assert parsed(command[1].split(), coordinator)["uses"] == sites["spec"]["replicas"]
+
+
+def test_the_manifest_is_as_kubernetes_wants_it() -> None:
+    yaml: Any = pytest.importorskip("yaml")
+    schemas: Any = pytest.importorskip("kubernetes_validate", reason="no kubernetes-validate here: NOT validated")
+    for resource in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()):
+        assert schemas.validate(resource, schemas.latest_version(), strict=True)
+
+
+def test_the_workflows_are_as_github_wants_them() -> None:
+    pytest.importorskip("check_jsonschema", reason="no check-jsonschema here: the workflows are NOT validated")
+    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    words = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *map(str, files)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert files
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_workflows_and_templates_call_is_there() -> None:
+    texts = [path.read_text() for path in (ROOT / ".github").rglob("*.yml")]
+    called = {it for text in texts for it in re.findall(r"run: ((?:scripts|\.ci)/\S+)", text)}
+    assert called >= {".ci/run", "scripts/docs", "scripts/images", "scripts/install-cpu", "scripts/package"}
+    for script in [ROOT / name for name in called] + [DEPLOY / "site.sbatch"]:
+        assert subprocess.run(["bash", "-n", script], timeout=PATIENCE, check=False).returncode == 0, script
 
 
 class Job:
