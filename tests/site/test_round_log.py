@@ -14,6 +14,7 @@ from pier_node.outer.times import Times
 from pier_node.rounds.progress import Progress
 from pier_node.site.round_log import RoundLog, prediction
 from pier_node.wire.probe import Link
+from pier_proto.v1.peer_pb2 import Pulse
 
 
 def test_a_round_of_two(caplog: pytest.LogCaptureFixture) -> None:
@@ -38,6 +39,16 @@ def test_a_round_of_two(caplog: pytest.LogCaptureFixture) -> None:
     )
     now[0] = 20.0
     assert committed(3, inner_step=5000).endswith("12,346 tokens/s"), "validated before, nothing sent, nothing left"
+
+
+def test_who_was_late_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    carrier = Mock()
+    carrier.bytes_sent.return_value = 0
+    pulses = {"b": Pulse(training_for=7), "c": Pulse(training_for=7), "d": Pulse(training_for=8), "new": Pulse()}
+    told = RoundLog(5000, Progress(inner_step=50), carrier, lambda: pulses)
+    with caplog.at_level(logging.INFO):
+        told.committed(outer_state(["a", "b"], round=7))
+    assert caplog.messages == ["round 7 committed by 2: step 50 of 5,000, late: c"]
 
 
 def test_what_the_model_writes_is_told_once_in_one_line(caplog: pytest.LogCaptureFixture) -> None:

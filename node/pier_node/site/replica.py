@@ -60,7 +60,8 @@ class Replica:
         self._joined, self._trainer, self._trackers = joined, trainer, trackers
         self._states, self._checkpoints = stores
         config = joined.config
-        self._log = RoundLog(config.inner.total_steps, joined.progress, joined.carrier)
+        others = dict if config.outer.algorithm == "noloco" else joined.roster.participants
+        self._log = RoundLog(config.inner.total_steps, joined.progress, joined.carrier, others)
         self._of_all = rounds_of_all(joined, self._keep, layout.length, state)
         peers = Peers(joined.carrier, joined.roster, layout.length, joined.settings.faults)
         agreement: Agreement

@@ -8,7 +8,7 @@ import random
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from pier_node.base.units import amount, count, percent, rate, seconds, span
@@ -22,6 +22,7 @@ from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import Carrier, PeerLost
 from pier_node.wire.probe import SIZES, Link, asking, measure
+from pier_proto.v1.peer_pb2 import Pulse
 
 RECENT = 20
 """Rounds by whose pace the rest of the run is predicted."""
@@ -104,20 +105,28 @@ class RoundLog:
 
     Args:
         steps: number of inner steps of the whole run.
+        others: returns the last pulses of live sites, by node, where all are to be in a round.
         clock: returns seconds.
     """
 
     def __init__(
-        self, steps: int, progress: Progress, carrier: Carrier, clock: Callable[[], float] = time.monotonic
+        self,
+        steps: int,
+        progress: Progress,
+        carrier: Carrier,
+        others: Callable[[], Mapping[str, Pulse]] = dict,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._steps, self._progress, self._carrier, self._clock = steps, progress, carrier, clock
+        self._others = others
         self._sent = carrier.bytes_sent()
         self._ends: deque[tuple[int, float]] = deque(maxlen=RECENT + 1)
         self._sample = ""
 
     def committed(self, state: OuterState) -> None:
         """Log a round."""
-        told = ", ".join(part for part in (*self._training(state), *self._round(), self._left()) if part)
+        parts = (*self._training(state), *self._round(), self._late(state), self._left())
+        told = ", ".join(part for part in parts if part)
         log.info("round %d committed by %d: %s", state.round, len(state.members), told)
         before, self._sample = self._sample, self._progress.sample
         if self._sample != before:
@@ -142,6 +151,12 @@ class RoundLog:
         if not sent:
             return []
         return [f"{seconds(self._progress.times.exchange)} of exchange", f"{amount(sent)} sent"]
+
+    def _late(self, state: OuterState) -> str:
+        """The sites that were still at work on this round, or an earlier one, when it was committed without them."""
+        pulses = self._others().items()
+        late = [node for node, it in pulses if node not in state.members and 0 < it.training_for <= state.round]
+        return f"late: {', '.join(late)}" if late else ""
 
     def _left(self) -> str:
         self._ends.append((self._progress.inner_step, self._clock()))
