@@ -102,7 +102,8 @@ class Replica:
             return learnt
         data = f"--data {shlex.quote(str(joined.settings.folder))}"
         words = ("evaluate", "generate 'Once upon a time'", "export MODEL")
-        return "\n".join((learnt, "Next:", "", *(f"  pier-node {it} {data}" for it in words), ""))
+        commands = *(f"{it} {data}" for it in words), "serve --model MODEL"
+        return "\n".join((learnt, "Next:", "", *(f"  pier-node {it}" for it in commands), ""))
 
     async def train_experts(self) -> None:
         """Train experts from the run's last state, if they are ordered."""
