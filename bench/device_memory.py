@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import torch
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from pier_node.base.units import amount
@@ -25,9 +26,15 @@ from pier_node.config.run import RunConfig
 from pier_node.engine.parameters import Vectors, local
 from pier_node.trainer import replica, sharding
 from pier_node.trainer.model.cost import device_bytes
-from pier_node.trainer.parallel import Parallel
+from pier_node.trainer.parallel import Checkpointing, Parallel
 
-CASES = [Parallel("fsdp"), Parallel("fsdp", 1, "selective"), Parallel("fsdp", 1, "full"), Parallel("hsdp", 1, "full")]
+CASES = [
+    *(Parallel("fsdp", tensor, checkpointing) for tensor in (1, 2) for checkpointing in get_args(Checkpointing)),
+    Parallel("hsdp", 1, "full"),
+    Parallel("fsdp", 4, "none"),
+    Parallel("ddp", 8, "none"),
+    Parallel("ddp", 8, "full"),
+]
 
 
 class _Norm(torch.autograd.Function):
@@ -43,9 +50,11 @@ class _Norm(torch.autograd.Function):
 
 
 def _norm(module: torch.nn.RMSNorm, x: Tensor) -> Any:
-    if hasattr(x, "device_mesh"):
-        return torch.nn.functional.rms_norm(x, module.normalized_shape, module.weight, module.eps)
-    return _Norm.apply(x, module.weight)  # type: ignore[no-untyped-call]
+    if not isinstance(x, DTensor):
+        return _Norm.apply(x, module.weight)  # type: ignore[no-untyped-call]
+    assert isinstance(module.weight, DTensor)
+    normed = _Norm.apply(x.to_local(), module.weight.to_local())  # type: ignore[no-untyped-call]
+    return DTensor.from_local(normed, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
 
 
 @contextmanager
@@ -101,8 +110,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--workers", type=int, default=8)
     chosen = parser.parse_args()
-    config = case(chosen.preset, chosen.layers, chosen.workers)
     for parallel in CASES:
+        config = case(chosen.preset, chosen.layers, chosen.workers // parallel.tensor)
         counts = counted(config, parallel, chosen.workers)
         predicted = device_bytes(config, parallel, chosen.workers, bf16=True)
         name = f"{parallel.mode}, tensor {parallel.tensor}, checkpointing {parallel.checkpointing}"

@@ -16,7 +16,7 @@ from pier_node.trainer.model.cost import (
     training_bytes,
 )
 from pier_node.trainer.model.decoder import Decoder
-from pier_node.trainer.parallel import Checkpointing, Parallel
+from pier_node.trainer.parallel import Parallel
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,12 @@ def test_hdee_small_close(width: int, sent: int, state: float) -> None:
     assert (training_bytes(model) - logits / 42) / 1e9 == pytest.approx(state, abs=0.05)
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_predicted_bytes_of_a_worker_are_near_to_what_pytorch_counts(checkpointing: Checkpointing) -> None:
-    config, parallel = case("llama-7b", 3, 8), Parallel("fsdp", 1, checkpointing)
+@pytest.mark.parametrize(
+    "parallel",
+    [Parallel("fsdp"), Parallel("fsdp", 1, "full"), Parallel("fsdp", 2), Parallel("fsdp", 4), Parallel("ddp", 8)],
+)
+def test_predicted_bytes_of_a_worker_are_near_to_what_pytorch_counts(parallel: Parallel) -> None:
+    config = case("llama-7b", 3, 8 // parallel.tensor)
     assert device_bytes(config, parallel, 8, bf16=True) == pytest.approx(counted(config, parallel, 8), rel=0.1)
 
 

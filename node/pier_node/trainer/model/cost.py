@@ -38,6 +38,8 @@ CHUNK = 2**25
 """Logits that are computed at once, at most, but for one token: 128 MiB of them in fp32. See trainer/model/loss.py."""
 LOSS = 12
 """Bytes per logit at the loss: fp32 log-probabilities and two gradients."""
+WHOLE, DIVIDED = 8, 4
+"""Bytes per logit at a loss by parts of the vocabulary: what each worker has of all for a moment, and of its part."""
 SENT = 2
 """Bytes per parameter for sending weights in bf16."""
 
@@ -72,9 +74,10 @@ def activations(model: ModelSection, tokens: int, parallel: Parallel, element: i
     keys = 2 * model.kv_heads * model.dim // model.heads
     hidden, inner = (2, 2) if model.form == "llama" else (1, 1)  # outputs of matrices, and what comes of them
     stream = residual * part * model.dim
+    casts = 3 + hidden if residual > element else 2  # autocast gives each matrix that reads a norm a copy of its own
     normed = element * tokens * model.dim
     attention = element * part * (2 * model.dim + keys)
-    all_of_it = 2 * stream + 2 * normed + attention + element * part * (hidden + inner) * model.ffn_dim
+    all_of_it = 2 * stream + casts * normed + attention + element * part * (hidden + inner) * model.ffn_dim
     kept = {
         "none": all_of_it,
         "selective": stream + attention + element * part * (2 * model.dim + hidden * model.ffn_dim),
@@ -102,7 +105,9 @@ def device_bytes(config: RunConfig, parallel: Parallel, workers: int, bf16: bool
     kept = activations(model, tokens, parallel, element, residual)
     again = 0.0 if parallel.checkpointing == "none" else kept.once
     at_loss = LOSS * tokens * model.vocab_size / parallel.tensor
-    if parallel.tensor == 1 and tokens * model.vocab_size > CHUNK:  # its gradients wait for the backward pass
+    if parallel.tensor > 1:
+        at_loss = (WHOLE + DIVIDED / parallel.tensor) * tokens * model.vocab_size + 2 * element * tokens * model.dim
+    elif tokens * model.vocab_size > CHUNK:  # its gradients wait for the backward pass
         at_loss = LOSS * CHUNK + element * tokens * model.dim + 2 * FLOAT * model.vocab_size * model.dim
     if gathers:
         state, whole, of_head = FLOAT * held, element * outermost, element * outermost / 2
@@ -114,6 +119,8 @@ def device_bytes(config: RunConfig, parallel: Parallel, workers: int, bf16: bool
         state, whole = FLOAT * held, element * held if bf16 else 0.0  # autocast keeps copies of the weights
         forward = 3 * state + whole + model.layers * kept.kept
         begin, end = forward + again, 4 * state + kept.once
+        if parallel.tensor > 1:  # DTensor computes the whole gradient of the embedding, and copies its part
+            end += (2 - 1 / parallel.tensor) * FLOAT * model.vocab_size * model.dim
     return int(max(forward + at_loss, begin, end))
 
 
