@@ -15,8 +15,8 @@ import subprocess
 import time
 from collections.abc import Callable
 
-LOOK = 0.1
-"""Seconds between two looks at a log."""
+LOOK = 1.0
+"""Seconds between two looks at a log, each of which starts a process in the container."""
 
 
 class Machine:
