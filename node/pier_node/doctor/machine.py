@@ -153,8 +153,7 @@ def vectors(config: RunConfig) -> Vectors:
         at_times["anchors of partners"] = HELD
     (always if outer.overlap or outer.fragments > 1 else at_times)["start from pending"] = 1
     if outer.codec != "none":
-        always["residual"] = 1
-        (always if outer.overlap else at_times).update({"update": 1, "its error": 1})
+        always |= {"residual": 1, "update": 1, "its error": 1}
     return Vectors(always, at_times)
 
 
