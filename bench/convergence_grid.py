@@ -115,7 +115,8 @@ class Method:
     Attributes:
         axes: what is tuned, one axis after the other; the first values of each are where tuning begins.
         like: the method whose tuned values this one takes instead.
-        landing: when results are taken, with overlap: see bench/simulation.py. Nodes cannot do this yet, but for 1.
+        landing: when results are taken, with overlap: see bench/simulation.py. A site takes one when it is there, if half of
+            the steps are not done yet; 1: at their end.
     """
 
     outer: dict[str, Any]
@@ -134,6 +135,8 @@ def _method(
 DILOCO: dict[str, Any] = {"algorithm": "diloco", "start": "solo", "start_fraction": 0.1}
 HIDDEN: dict[str, Any] = {"codec": "int4", "fragments": 4, "overlap": True}
 MUON: dict[str, Any] = {"optimizer": "muon"}
+EARLY = 0.4
+"""A result that is there after this part of the next inner steps: two of five, with four fragments."""
 METHODS = {
     "sync": _method((RATES,), algorithm="sync", start="none"),
     "sync-muon": _method((RATES,), inner=MUON, algorithm="sync", start="none"),
@@ -155,6 +158,8 @@ METHODS = {
     "topk2": _method(like="topk", **DILOCO, codec="topk2"),
     "muon": _method((RATES, OUTER), inner=MUON, **DILOCO),
     "muon-int4-fragments-overlap": _method((RATES, OUTER), inner=MUON, **DILOCO, **HIDDEN),
+    "int4-fragments-early": _method((RATES, OUTER), landing=EARLY, **DILOCO, **HIDDEN),
+    "muon-int4-fragments-early": _method((RATES, OUTER), inner=MUON, landing=EARLY, **DILOCO, **HIDDEN),
     "noloco": _method((RATES, PAIRS), algorithm="noloco", start="none"),
     "noloco-start": _method((RATES, PAIRS), algorithm="noloco", start="solo", start_fraction=0.1),
 }
@@ -163,6 +168,7 @@ HIDDEN_MUON = "muon-int4-fragments-overlap"
 FINALISTS = ("sync", "sync-muon", "pier-staged", "diloco-start", "int4-fragments-overlap", HIDDEN_MUON)
 TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "headline": ("short", ("sync", "int4-fragments-overlap", "diloco-start", HIDDEN_MUON, "sync-muon")),
+    "early": ("short", ("sync", "int4-fragments-early", "muon-int4-fragments-early", "sync-muon")),
     "methods": ("short", ("sync", "diloco-start", "int4-fragments-overlap", "pier-staged", "pier-cosine")),
     "sparse": ("short", ("sync", "topk", "topk2")),
     "muon": ("short", ("sync", "sync-muon", "muon", HIDDEN_MUON)),

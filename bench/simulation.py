@@ -190,7 +190,7 @@ def logits_of(
 class Simulation:
     """The outer rounds of a run with `config.run.sites` sites.
 
-    A node takes a result at the end of the inner steps that overlap with it; `landing` below 1 is what if it did not.
+    A site takes a result as soon as it is there, or at the end of the inner steps that overlap with it: `landing`.
 
     Args:
         cache: folder for tokens.

@@ -82,7 +82,10 @@ class Sleeper:
         await asyncio.sleep(steps * self._step_seconds)
         factor = np.float32(0.999 if payload == "weights" else 0.001)
         await asyncio.to_thread(np.multiply, load.array, factor, out=self.outbox.array)
-        return Done(0, steps, first_step + steps, steps * self._step_seconds, 0)
+        return Done(0, steps, steps, first_step + steps, steps * self._step_seconds, 0)
+
+    def enough(self) -> None:
+        """It does all steps."""
 
     async def evaluate(self, weights: SharedVector) -> float:
         """There is nothing to evaluate."""

@@ -31,7 +31,7 @@ def main() -> None:
     if not hung.exists():
         hung.write_text(str(os.getpid()))
         os.kill(os.getpid(), signal.SIGSTOP)
-    stream.sendall(encode(Done(train.id, 8, 0, 0.5, 0)))
+    stream.sendall(encode(Done(train.id, 1, 8, 0, 0.5, 0)))
     lines.readline()
 
 

@@ -163,7 +163,7 @@ async def test_before_its_steps_are_known_a_program_may_be_silent_for_long(scene
     job = await steps(actor, 3)
     await asyncio.sleep(0.3)
     actor.say(Publishing(job))
-    actor.say(Done(job, 8, 0, 0.5, 0))
+    actor.say(Done(job, 1, 8, 0, 0.5, 0))
     assert (await training).tokens == 8
 
 
@@ -190,7 +190,7 @@ async def test_a_program_hears_how_the_run_stands_and_may_log_metrics(scene: Sce
     assert (train.round, train.sites, train.losses) == (3, 2, {"lab-b": 2.5})
     told = Logged(7, {"accuracy": 0.5, "stage": "warm"})
     actor.say(told)
-    actor.say(Done(train.id, 8, 0, 0.5, 0))
+    actor.say(Done(train.id, 1, 8, 0, 0.5, 0))
     assert (await training).tokens == 8
     assert scene.logged == [told]
 
@@ -253,7 +253,7 @@ def test_patience_has_a_floor_and_what_is_rare_has_its_own(monkeypatch: pytest.M
 
 def test_no_time_counts_while_the_daemon_has_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     patience = silent(STEP, [0.5] * 20, monkeypatch)
-    patience.said(Done(1, 8, 0, 0.5, 0))
+    patience.said(Done(1, 1, 8, 0, 0.5, 0))
     assert patience.seconds() == module.FIRST_SECONDS
 
 
@@ -312,7 +312,7 @@ ALL: list[Ability] = ["gradient", "moments", "evaluate", "rate"]
 
 
 def _done(id: int, adam_step: int) -> Done:
-    return Done(id, 100, adam_step, 0.5, 0)
+    return Done(id, 3, 100, adam_step, 0.5, 0)
 
 
 class Own:

@@ -65,6 +65,7 @@ class FakeTrainer:
         self.outbox, self.adam_m, self.adam_v = (SharedVector(LENGTH) for _ in range(3))
         self.coordinate, self.pace, self.dice = coordinate, pace, dice
         self.steps_done = 0
+        self._enough = asyncio.Event()
 
     async def run(
         self,
@@ -77,14 +78,29 @@ class FakeTrainer:
         on_progress: Any = None,
     ) -> messages.Done:
         seconds = steps * self.pace * (1 + self.noise * (self.dice.random() - 0.5))
-        await asyncio.sleep(seconds)
+        steps, seconds = await self._done_in(seconds, steps)
         if on_progress:
             on_progress(messages.Progress(first_step + steps - 1, math.nan, steps, seconds))
         with elsewhere():  # its workers are
             self.outbox.array[:] = load.array
             self.outbox.array[self.coordinate] -= 0.01 * steps
         self.steps_done += steps
-        return messages.Done(0, steps, first_step + steps, 1.0, 0)
+        return messages.Done(0, steps, steps, first_step + steps, 1.0, 0)
+
+    async def _done_in(self, seconds: float, steps: int) -> tuple[int, float]:
+        """How many of the steps are done when it is enough, and the seconds that they took."""
+        self._enough.clear()
+        try:
+            began = asyncio.get_running_loop().time()
+            await asyncio.wait_for(self._enough.wait(), seconds)
+        except TimeoutError:
+            return steps, seconds
+        done = min(steps, 1 + int(steps * (asyncio.get_running_loop().time() - began) / seconds))
+        await asyncio.sleep(began + seconds * done / steps - asyncio.get_running_loop().time())
+        return done, seconds * done / steps
+
+    def enough(self) -> None:
+        self._enough.set()
 
     async def evaluate(self, weights: SharedVector) -> float:
         with elsewhere():

@@ -297,7 +297,7 @@ class Site:
             news, again = self._link.look(steps.steps_until_look())
             steps.look_at += again
             if news:
-                self._next()
+                self._interrupted()
 
     def log(self, metrics: Mapping[str, str | SupportsFloat]) -> None:
         """Note metrics of your own, such as `{"accuracy": 0.5}`: the site's trackers and its status show them.
@@ -354,6 +354,7 @@ class Site:
         self._link.send(
             messages.Done(
                 job.id,
+                steps=steps.done,
                 tokens=round(tokens),
                 adam_step=training.adam_step,
                 seconds=time.monotonic() - steps.began,
@@ -373,6 +374,18 @@ class Site:
         if metrics := self._logged.take():
             self._link.send(messages.Logged(self._logged.step, metrics))
 
+    def _interrupted(self) -> None:
+        """The daemon has said something in the middle of inner steps. Raises StopTraining."""
+        match message := self._link.receive():
+            case messages.Over():
+                self._end(message)
+                self._check_over()
+            case messages.Enough():
+                if message.job == self._job.id:
+                    self._exchange()
+            case _:
+                raise PierError(f"the daemon says {type(message).__name__} in the middle of inner steps")
+
     def _next(self) -> None:
         """Wait for the next inner steps, and load what they begin with. Raises StopTraining."""
         while not isinstance(message := self._link.receive(), messages.Train):
@@ -380,6 +393,8 @@ class Site:
                 case messages.Over():
                     self._end(message)
                     self._check_over()
+                case messages.Enough():
+                    pass  # they were done already
                 case messages.Evaluate() | messages.Rate() if self._training.can:
                     self._training.answer(message)
                 case _:

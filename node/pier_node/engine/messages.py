@@ -171,6 +171,13 @@ class Train:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class Enough:
+    """Daemon: end the inner steps of this `Train` after the one under way, and publish what they have come to."""
+
+    job: int
+
+
+@dataclass(frozen=True, config=_STRICT)
 class Evaluate:
     """Daemon, to a program that announces "evaluate": compute the validation loss of the weights in a vector.
 
@@ -262,6 +269,8 @@ class Done:
     """Program: the inner steps are finished, and their result is published."""
 
     job: int
+    steps: int
+    """How many of them: all, unless the daemon said `Enough`."""
     tokens: int
     adam_step: int
     """Number of AdamW steps behind the moments published last; 0 if it keeps its optimizer to itself."""
@@ -302,6 +311,7 @@ Message = (
     | Attached
     | Ready
     | Train
+    | Enough
     | Evaluate
     | Rate
     | Over

@@ -362,6 +362,11 @@ class Program:
         )
         return await self._shielded(self._train(request, load, adam_step, on_progress))
 
+    def enough(self) -> None:
+        """Let the inner steps under way, if there are any, be the last ones of their request."""
+        if self._ready and isinstance(request := self._request, messages.Train) and request.publish == "weights":
+            self._say(messages.Enough(request.id))
+
     async def evaluate(self, weights: SharedVector) -> float:
         """Validation loss of these weights in nats per token; NaN: the program validates for itself.
 
@@ -485,7 +490,8 @@ class Program:
     def _say(self, message: messages.Message) -> None:
         if self._writer is not None:
             self._writer.write(messages.encode(message))
-            self._patience.said(message)
+            if not isinstance(message, messages.Enough):  # the program goes on with what it does
+                self._patience.said(message)
 
     def _enter(self) -> None:
         """Tell the program its place, as soon as it is settled, and once."""

@@ -6,9 +6,11 @@ round is in adaptive_steps.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import RunConfig
@@ -44,8 +46,18 @@ class Trainer(Protocol):
     ) -> messages.Done:
         """Train from the weights in `load` and publish into `outbox`; with `adam_step`, load the moments first."""
 
+    def enough(self) -> None:
+        """Let the inner steps under way, if there are any, be the last ones of their job."""
+
     async def evaluate(self, weights: SharedVector) -> float:
         """Validation loss of these weights, in nats per token."""
+
+
+class Trained(NamedTuple):
+    """What a job came to: tokens that were trained on, and how many of its steps are left."""
+
+    tokens: int = 0
+    left: int = 0
 
 
 class InnerSteps:
@@ -72,30 +84,50 @@ class InnerSteps:
         """AdamW's m and v as the last job published them."""
         return self._trainer.adam_m, self._trainer.adam_v
 
-    async def train(self, plan: RoundPlan, steps: int, start: SharedVector) -> int:
+    async def train(
+        self, plan: RoundPlan, steps: int, start: SharedVector, until: asyncio.Task[Any] | None = None
+    ) -> Trained:
         """Do the last `steps` inner steps of a round from the weights in `start`.
 
-        Returns the number of tokens trained on.
+        Args:
+            until: once this has ended fewer steps are enough, unless half of them are done.
         """
         progress, synchronous = self._progress, plan.kind is Kind.SYNC
-        before = progress.tokens
+        before, first = progress.tokens, plan.first_step + plan.steps - steps
         self.resting = False  # stays False if this is cancelled
-        report = await self._trainer.run(
-            first_step=plan.first_step + plan.steps - steps,
-            steps=steps,
-            sequences=self._config.inner.batch_size * (self._config.run.sites if plan.kind is Kind.SOLO else 1),
-            payload="gradient" if synchronous else "weights",
-            load=start,
-            adam_step=self.adam_step if self._load_moments else None,
-            on_progress=partial(self._stepped, before),
-        )
+        async with self._enough_after(until, first + steps // 2):
+            report = await self._trainer.run(
+                first_step=first,
+                steps=steps,
+                sequences=self._config.inner.batch_size * (self._config.run.sites if plan.kind is Kind.SOLO else 1),
+                payload="gradient" if synchronous else "weights",
+                load=start,
+                adam_step=self.adam_step if self._load_moments else None,
+                on_progress=partial(self._stepped, before),
+            )
         self.resting = True
         if not synchronous:
             self._load_moments, self.adam_step = False, report.adam_step
         progress.tokens = before + report.tokens
         progress.compute += report.seconds
-        progress.inner_step = plan.first_step + plan.steps
-        return report.tokens
+        progress.inner_step = first + report.steps
+        return Trained(report.tokens, steps - report.steps)
+
+    @contextlib.asynccontextmanager
+    async def _enough_after(self, until: asyncio.Task[Any] | None, half: int) -> AsyncIterator[None]:
+        """Meanwhile no more steps are asked for once `until` has ended, unless step `half` was done by then."""
+
+        async def wait(task: asyncio.Task[Any]) -> None:
+            await asyncio.wait([task])
+            if self._progress.inner_step < half:
+                self._trainer.enough()
+
+        waiting = asyncio.create_task(wait(until)) if until is not None else None
+        try:
+            yield
+        finally:
+            if waiting is not None:
+                waiting.cancel()
 
     async def evaluate(self, anchor: SharedVector) -> float:
         """Validation loss of these weights, in nats per token."""

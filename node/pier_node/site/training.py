@@ -2,11 +2,12 @@
 
 How a round is decided, by all sites or between two, is the agreement's business (agreement.py).
 
-Without overlap, workers wait for a round's result. They train on from it while it is written to the disk: what the site
-tells others still follows the disk. With overlap, they continue from φ − Δ while the update Δ is in
-flight. The result is applied at the end of the next inner steps, and what those steps learnt is kept on top of it: the
-site continues from φ_new − Δ_new, and Δ_new is its update for the next round. So every step counts once, as in the
-delayed update of Streaming DiLoCo (Douillard et al., arXiv 2501.18512, section 2.3) with all of the local progress.
+Without overlap, workers wait for a round's result. They train on from it while it is written to the disk: what the
+site tells others still follows the disk. With overlap, they continue from φ − Δ while the update Δ is in flight. The
+result is applied as soon as it is there, or at the end of the next inner steps if half of them are done by then:
+delay costs loss (docs/results.md, "Convergence"). What those steps learnt is kept on top of it: the site continues
+from φ_new − Δ_new, and Δ_new is its update for the next round. So every step counts once, as in the delayed update of
+Streaming DiLoCo (Douillard et al., arXiv 2501.18512, section 2.3) with all of the local progress.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pier_node.rounds.state_store import Checkpoint
 from pier_node.site.adaptive_steps import steps_worth_doing
 from pier_node.site.agreement import Agreement
 from pier_node.site.error_feedback import UnsentUpdate
-from pier_node.site.inner_steps import InnerSteps, Trainer
+from pier_node.site.inner_steps import InnerSteps, Trained, Trainer
 from pier_proto.v1.peer_pb2 import Phase
 
 
@@ -201,15 +202,20 @@ class Training:
             if self._flight is None:
                 self._start = await asyncio.to_thread(self._beginning, self._rounds.decided)
             with span("inner steps"):
-                tokens = await self._train(plan)
+                trained = await self._train(plan)
             with span("boundary"):
-                await self._bring(plan, tokens)
+                await self._bring(plan, trained)
 
-    async def _bring(self, plan: RoundPlan, tokens: int) -> None:
+    async def _bring(self, plan: RoundPlan, trained: Trained) -> None:
         """Take the result of the round before, if it is in flight, and bring what was learnt to this one."""
+        tokens = trained.tokens
         landed = await self._land()
         await run_to_end(self._learn(tokens if plan.kind in APART else 0))
         self._start = NOWHERE
+        if trained.left:  # they begin from the result
+            if landed:
+                await self._settled(self.snapshot())
+            return
         checkpoint, number = self.snapshot(), self._rounds.coming()
         if number <= total_rounds(self._config):
             await self._launch(round_plan(self._config, number), tokens)
@@ -222,14 +228,14 @@ class Training:
         """φ − Δ, the weights from which training continues."""
         return self._unsent.start(state.anchor) or state.tensors[ANCHOR]
 
-    async def _train(self, plan: RoundPlan) -> int:
-        """Do the inner steps of the round. Returns the number of tokens trained on."""
+    async def _train(self, plan: RoundPlan) -> Trained:
+        """Do the inner steps of the round, or some of them if the update in flight arrives."""
         steps = steps_worth_doing(plan, self._config.outer, self.progress, self._agreement.others(), self._late)
         self.progress.training_for, self.progress.steps = plan.round, steps
         if steps == 0:
-            return 0
+            return Trained()
         self.progress.phase = Phase.PHASE_TRAINING
-        return await self._inner.train(plan, steps, self._start)
+        return await self._inner.train(plan, steps, self._start, self._flight.work if self._flight else None)
 
     async def _learn(self, tokens: int) -> None:
         """Add the inner steps just done to the unsent update, once that is saved as it was before them."""

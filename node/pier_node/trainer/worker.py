@@ -157,7 +157,9 @@ class Worker:
             self._ranks.meet()
             self._replica.store_gradient(self._outbox)
         else:
-            if not isinstance(message := self._link.receive(), messages.Publish):
+            while isinstance(message := self._link.receive(), messages.Enough):
+                pass  # it comes too late
+            if not isinstance(message, messages.Publish):
                 raise PierError(f"a worker may publish before anything else, but the daemon sent {message}")
             self._replica.store_weights(self._outbox)
             if message.moments:
