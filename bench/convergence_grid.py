@@ -115,8 +115,8 @@ class Method:
     Attributes:
         axes: what is tuned, one axis after the other; the first values of each are where tuning begins.
         like: the method whose tuned values this one takes instead.
-        landing: when results are taken, with overlap: see bench/simulation.py. A site takes one when it is there, if half of
-            the steps are not done yet; 1: at their end.
+        landing: when results are taken, with overlap: see bench/simulation.py. A site takes one as soon as it is there,
+            unless half of the steps are done; 1: at their end.
     """
 
     outer: dict[str, Any]

@@ -24,6 +24,7 @@ from pier_node.engine.machines import Ranks
 from pier_node.engine.messages import (
     Attached,
     Done,
+    Enough,
     Evaluate,
     Evaluated,
     Logged,
@@ -162,6 +163,20 @@ def test_a_step_says_what_it_came_to(scene: Scene) -> None:
     progress = scene.hear()
     assert isinstance(progress, Progress)
     assert (progress.step, progress.loss, progress.tokens, progress.gradient_norm) == (0, 2.0, 3, 0.5)
+
+
+def test_steps_end_early_when_the_daemon_says_that_it_is_enough(scene: Scene) -> None:
+    site = scene.joined(scene.train(1_000))
+    scene.say(Enough(1), scene.train(2, first=1))
+    scene.step(site)
+    done = scene.done()
+    assert (done.job, done.steps, done.tokens) == (1, 1, 8)
+    assert scene.outbox.array.any()
+    assert site.step_index == 1
+    scene.say(Enough(1))  # too late: that was for steps that are done
+    scene.steps(site, [None, None], then=scene.train(2, first=3))
+    assert scene.done().steps == 2
+    assert site.step_index == 3
 
 
 def test_an_optimizer_that_is_to_forget_begins_without_a_state(scene: Scene) -> None:

@@ -31,6 +31,7 @@ from pier_node.engine.messages import (
     Attach,
     Attached,
     Done,
+    Enough,
     Evaluate,
     Evaluated,
     Failed,
@@ -154,6 +155,17 @@ async def test_a_program_that_falls_silent_after_quick_steps_ends_its_site_with_
     with pytest.raises(PierError, match=r"hangs: it has said nothing for 0 seconds, and it is in its step 13") as told:
         await training
     assert "patience" in told.value.remedy
+
+
+async def test_a_program_is_told_when_its_steps_are_enough(scene: Scene) -> None:
+    actor, _ = await scene.enter(patience=600)
+    scene.program.enough()  # it does nothing yet
+    training = scene.train()
+    job = await steps(actor, 2)
+    scene.program.enough()
+    assert await actor.hear() == Enough(job)
+    actor.say(Done(job, 2, 16, 0, 0.5, 0))
+    assert (await training).steps == 2
 
 
 async def test_before_its_steps_are_known_a_program_may_be_silent_for_long(scene: Scene) -> None:

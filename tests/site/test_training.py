@@ -17,6 +17,7 @@ from simulation.virtual_time import run
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
+from pier_node.engine.messages import Done, Progress
 from pier_node.outer.mean import Update
 from pier_node.outer.state import ADAM_M, ADAM_V, OuterState
 from pier_node.rounds.catch_up import Fetched, Tries, Wanted
@@ -287,6 +288,66 @@ def test_with_overlap_a_result_is_loaded_one_interval_later() -> None:
     assert site.rounds.state.anchor[0] == 88.0
     saved = [(it.state.round, it.inner_step, it.pending_tokens) for it in site.saved]
     assert saved == [(1, 8, (40,)), (2, 12, (40,)), (3, 12, ())]
+
+
+def early(rounds: int) -> Site:
+    """With overlap, and a trainer that stops after one step when a result is there."""
+    site = Site(overlapping(rounds), Rounds(begin()))
+    site.trainer.stops_after = 1
+    return site
+
+
+def test_a_result_that_is_there_is_taken_and_the_rest_of_the_steps_begin_from_it() -> None:
+    """From φ = 100 with η = 1: a step from 96, which is kept on top of the result, 96; then three more."""
+    site = early(3)
+    site.run()
+    assert [(job.first_step, job.steps, job.start) for job in site.trainer.jobs] == [
+        (0, 4, 100.0),
+        (4, 4, 96.0),
+        (5, 3, 95.0),
+        (8, 4, 92.0),
+        (9, 3, 91.0),
+    ]
+    assert site.rounds.heard == [(4.0, 40)] * 3
+    assert site.rounds.state.anchor[0] == 88.0
+    saved = [(it.state.round, it.inner_step, it.pending_tokens) for it in site.saved]
+    assert saved == [(1, 5, (10,)), (2, 9, (10,)), (3, 12, ())]
+
+
+def test_a_result_that_comes_late_waits_for_the_end_of_the_steps() -> None:
+    site = early(3)
+    run_steps = site.trainer.run
+
+    async def half(first_step: int, steps: int, on_progress: Callable[[Progress], None], **job: Any) -> Done:
+        on_progress(Progress(first_step + steps // 2 - 1, 1.0, 20, 0.5))
+        return await run_steps(first_step, steps, on_progress=on_progress, **job)
+
+    site.trainer.run = half  # type: ignore[method-assign, assignment]
+    site.run()
+    assert [(job.first_step, job.steps) for job in site.trainer.jobs] == [(0, 4), (4, 4), (8, 4)]
+
+
+def test_a_site_goes_on_with_the_rest_of_its_steps_after_a_restart() -> None:
+    straight, broken = early(4), early(4)
+    straight.run()
+    broken.run()
+    again = early(4)
+    again.rounds.state = broken.rounds.committed[1]
+    again.training.restore(replace(broken.saved[1], pending=shared([1.0] * LENGTH)))  # as it was when it was taken
+    again.run()
+    assert [job.start for job in again.trainer.jobs] == [job.start for job in straight.trainer.jobs[4:]]
+    assert again.rounds.state.digest == straight.rounds.state.digest
+
+
+def test_a_site_whose_rest_of_steps_was_taken_before_it_crashed_begins_from_the_result() -> None:
+    broken = early(4)
+    broken.run()
+    again = early(4)
+    again.rounds.state = broken.rounds.committed[2]
+    again.training.restore(replace(broken.saved[1], pending=shared([1.0] * LENGTH)))
+    again.run()
+    assert [(job.first_step, job.start) for job in again.trainer.jobs] == [(12, 88.0)]
+    assert again.rounds.state.anchor[0] == 84.0
 
 
 def test_a_checkpoint_that_was_taken_during_a_flight_goes_on_with_the_same_steps() -> None:

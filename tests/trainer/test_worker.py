@@ -24,6 +24,7 @@ from pier_node.engine.messages import (
     Attach,
     Attached,
     Done,
+    Enough,
     Evaluate,
     Evaluated,
     Failed,
@@ -169,6 +170,22 @@ def test_jobs_through_shared_memory_have_the_bits_of_a_straight_run(
     assert isinstance(rig.hear_until(Done)[-1], Done)
     for name, row in zip(("outbox", "adam_m", "adam_v"), expected):
         assert torch.equal(_tensor(rig, name), row)
+
+
+def test_a_job_ends_early_when_it_is_enough(rig: Rig, replica: Replica, windows: Windows) -> None:
+    rig.start()
+    rig.say(_job(rig, steps=1_000_000))
+    assert isinstance(rig.hear(), Progress)
+    rig.say(Enough(1))
+    done = rig.hear_until(Done)[-1]
+    assert isinstance(done, Done)
+    assert 0 < done.steps < 1_000_000
+    assert (done.tokens, done.adam_step) == (done.steps * BATCH * CONTEXT, done.steps)
+    for step in range(done.steps):
+        replica.train(step, windows.batch(step, BATCH), BATCH)
+    expected = torch.empty(replica.layout.length)
+    replica.store_weights(expected)
+    assert torch.equal(_tensor(rig, "outbox"), expected)
 
 
 def test_a_gradient_job_publishes_what_autograd_gives(rig: Rig, replica: Replica, windows: Windows) -> None:

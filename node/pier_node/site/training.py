@@ -115,6 +115,8 @@ class Training:
         if not self._config.outer.overlap or state.round != before.round + 1:
             return False
         plan = round_plan(self._config, state.round)
+        if self.progress.inner_step < plan.first_step + plan.steps:  # more of its steps were taken than it has
+            return False
         key = entry(self._agreement.node, plan.fragment)
         return plan.kind in APART and state.ledger.get(key, 0) > before.ledger.get(key, 0)
 
