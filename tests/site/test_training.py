@@ -292,7 +292,8 @@ def test_with_overlap_a_result_is_loaded_one_interval_later() -> None:
 
 def early(rounds: int) -> Site:
     """With overlap, and a trainer that stops after one step when a result is there."""
-    site = Site(overlapping(rounds), Rounds(begin()))
+    state = outer_state([ME, "other"], anchor=[100.0] * LENGTH)
+    site = Site(overlapping(rounds), Rounds(state), Roster(said={"other": Pulse()}))
     site.trainer.stops_after = 1
     return site
 
@@ -312,6 +313,13 @@ def test_a_result_that_is_there_is_taken_and_the_rest_of_the_steps_begin_from_it
     assert site.rounds.state.anchor[0] == 88.0
     saved = [(it.state.round, it.inner_step, it.pending_tokens) for it in site.saved]
     assert saved == [(1, 5, (10,)), (2, 9, (10,)), (3, 12, ())]
+
+
+def test_alone_nothing_arrives_early() -> None:
+    site = early(3)
+    site.roster.said = {}
+    site.run()
+    assert [job.steps for job in site.trainer.jobs] == [4, 4, 4]
 
 
 def test_a_result_that_comes_late_waits_for_the_end_of_the_steps() -> None:

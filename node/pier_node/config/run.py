@@ -350,7 +350,8 @@ class OuterSection(Section):
     """Largest weight of a site, as a multiple of the median of the members' tokens; or the tokens of `inner_steps` of
     training, if that is more."""
     overlap: bool = False
-    """Workers continue to train while a round runs; they load its result at the end of the next inner steps."""
+    """Workers continue to train while a round runs; they load its result when it is there, or at the end of the next
+    inner steps if half of them are done by then."""
     fragments: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of parts of the model that are synced in turn, each every `inner_steps`."""
     adaptive_steps: bool = True

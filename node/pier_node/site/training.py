@@ -237,7 +237,8 @@ class Training:
         if steps == 0:
             return Trained()
         self.progress.phase = Phase.PHASE_TRAINING
-        return await self._inner.train(plan, steps, self._start, self._flight.work if self._flight else None)
+        arrives = self._flight.work if self._flight and self._agreement.others() else None
+        return await self._inner.train(plan, steps, self._start, arrives)
 
     async def _learn(self, tokens: int) -> None:
         """Add the inner steps just done to the unsent update, once that is saved as it was before them."""
