@@ -290,9 +290,9 @@ def test_with_overlap_a_result_is_loaded_one_interval_later() -> None:
     assert saved == [(1, 8, (40,)), (2, 12, (40,)), (3, 12, ())]
 
 
-def early(rounds: int) -> Site:
+def early(rounds: int, state: OuterState | None = None) -> Site:
     """With overlap, and a trainer that stops after one step when a result is there."""
-    state = outer_state([ME, "other"], anchor=[100.0] * LENGTH)
+    state = state or outer_state([ME, "other"], anchor=[100.0] * LENGTH)
     site = Site(overlapping(rounds), Rounds(state), Roster(said={"other": Pulse()}))
     site.trainer.stops_after = 1
     return site
@@ -339,8 +339,7 @@ def test_a_site_goes_on_with_the_rest_of_its_steps_after_a_restart() -> None:
     straight, broken = early(4), early(4)
     straight.run()
     broken.run()
-    again = early(4)
-    again.rounds.state = broken.rounds.committed[1]
+    again = early(4, broken.rounds.committed[1])
     again.training.restore(replace(broken.saved[1], pending=shared([1.0] * LENGTH)))  # as it was when it was taken
     again.run()
     assert [job.start for job in again.trainer.jobs] == [job.start for job in straight.trainer.jobs[4:]]
@@ -350,8 +349,7 @@ def test_a_site_goes_on_with_the_rest_of_its_steps_after_a_restart() -> None:
 def test_a_site_whose_rest_of_steps_was_taken_before_it_crashed_begins_from_the_result() -> None:
     broken = early(4)
     broken.run()
-    again = early(4)
-    again.rounds.state = broken.rounds.committed[2]
+    again = early(4, broken.rounds.committed[2])
     again.training.restore(replace(broken.saved[1], pending=shared([1.0] * LENGTH)))
     again.run()
     assert [(job.first_step, job.start) for job in again.trainer.jobs] == [(12, 88.0)]
