@@ -52,7 +52,7 @@ class Scene:
         self._folder, self.logged = folder, list[tuple[int, dict[str, float | str]]]()
         self.evaluate: Callable[[], float] | None = None
         self._ours, self._theirs = socket.socketpair()
-        self._ours.settimeout(10)
+        self._ours.settimeout(60)
         self._lines = self._ours.makefile("rb")
 
     def say(self, *messages: Message) -> None:
