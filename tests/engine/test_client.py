@@ -179,6 +179,19 @@ def test_steps_end_early_when_the_daemon_says_that_it_is_enough(scene: Scene) ->
     assert site.step_index == 3
 
 
+def test_in_a_short_round_ranks_look_eight_times(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, look = list[int](), Link.look
+    site = scene.joined(scene.train(80))
+
+    def noted(link: Link, again: int) -> tuple[bool, int]:
+        looks.append(site.step_index)
+        return look(link, again)
+
+    monkeypatch.setattr(Link, "look", noted)
+    scene.steps(site, [None] * 80, then=scene.train(80, first=80))
+    assert looks == [1, 11, 21, 31, 41, 51, 61, 71]
+
+
 def test_an_optimizer_that_is_to_forget_begins_without_a_state(scene: Scene) -> None:
     site = scene.joined(scene.train(2))
     scene.steps(site, [None, None], then=scene.train(2, first=2, forget=True))
@@ -192,7 +205,8 @@ def test_the_state_is_that_at_the_beginning_of_the_round(scene: Scene) -> None:
     first = Train(1, 20, 4, scene.anchor.path, forget=False, round=2, sites=3, losses={"lab-b": 2.5})
     site = scene.joined(first)
     assert site.state == State(round=2, step=20, sites=3, slot=0, losses={"lab-b": 2.5})
-    scene.steps(site, [None, None], then=scene.train(2, first=24))
+    scene.step(site)
+    scene.step(site)
     assert (site.state.round, site.state.step, site.state.sites) == (2, 22, 3)
 
 
@@ -200,9 +214,10 @@ def test_what_is_logged_is_told_by_the_end_of_the_round_the_last_value_of_each_n
     site = scene.joined(scene.train(4, first=20))
     scene.step(site)
     site.log({"accuracy": torch.tensor(0.25), "stage": "warm"})
-    scene.steps(site, [None, None], then=scene.train(4, first=24))
-    site.log({"accuracy": np.float32(0.5), "steps": 3})
     scene.step(site)
+    scene.step(site)
+    site.log({"accuracy": np.float32(0.5), "steps": 3})
+    scene.steps(site, [None], then=scene.train(4, first=24))
     scene.done()
     told: dict[str, float | str] = {}
     for _, metrics in scene.logged:

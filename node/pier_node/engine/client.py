@@ -33,6 +33,8 @@ TOLD_SECONDS = 0.5
 """How often the daemon hears how far the inner steps are."""
 LOOK_SECONDS = 1.0
 """How often ranks look whether the site has to leave. It takes all of them, so that each looks after the same step."""
+LOOKS = 8
+"""How often they look in short rounds, in which a result may arrive (`Enough`)."""
 
 log = logging.getLogger(__name__)
 
@@ -164,12 +166,12 @@ class _Steps:
         """How many losses this rank was told, and how many of them were finite."""
         return self._losses, int(self._finite)
 
-    def steps_until_look(self) -> int:
-        """How many steps fit into LOOK_SECONDS, as fast as those since the last look."""
+    def steps_until_look(self, steps: int) -> int:
+        """How many fit into LOOK_SECONDS, as fast as those since the last look; at most `steps` / LOOKS."""
         now = time.monotonic()
         seconds = (now - self._looked) / max(self.done - self._looked_at, 1)
         self._looked, self._looked_at = now, self.done
-        return max(1, int(LOOK_SECONDS / max(seconds, 1e-4)))
+        return max(1, min(int(LOOK_SECONDS / max(seconds, 1e-4)), steps // LOOKS))
 
 
 class TrainingState(Protocol):
@@ -294,7 +296,7 @@ class Site:
         if last:
             self._exchange()
         elif steps.done >= steps.look_at:
-            news, again = self._link.look(steps.steps_until_look())
+            news, again = self._link.look(steps.steps_until_look(self._job.steps))
             steps.look_at += again
             if news:
                 self._interrupted()
