@@ -1,7 +1,7 @@
 """Trains and scores one expert of bench/hdee.py in this process, with what a site's workers and commands are made of.
 
-A cell is a folder named by the expert's content: its score sheets on all domains, and cell.json. It appears when it is
-whole, so that a run that was broken off goes on with the next one.
+A cell is a folder named by the expert's content: its score sheets on all domains, its model, and cell.json. It appears
+when it is whole, so that a run that was broken off goes on with the next one.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from pier_node.trainer.data.corpus import Corpus, Windows, open_corpus
 from pier_node.trainer.data.sources import Split
 from pier_node.trainer.model.cost import flops_per_token
 from pier_node.trainer.model.evaluate import Losses, row_losses
+from pier_node.trainer.model.export import export
 from pier_node.trainer.model.initial import initial_weights, widened
 from pier_node.trainer.replica import Replica
 
 CPU = torch.device("cpu")
-CELL = "cell.json"
+CELL, MODEL = "cell.json", "model"
 SEED_MODEL = "seed"
 
 
@@ -213,6 +214,7 @@ class Shop:
         for (domain, split), rows in self._texts.scored.items():
             subject = Subject(expert=cell.domain, weights=digest, domain=domain, split=split)
             Sheet(subject, log_probs(model, rows), row_hashes(rows)).save(building)
+        export(made.config, made.flat, building / MODEL)
         (building / CELL).write_text(cell.model_dump_json())
         building.rename(place)
 

@@ -125,6 +125,45 @@ def score(as_json: bool, **options: Any) -> None:
     score(ScoreOptions(**options), as_json)
 
 
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.argument("out", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--config",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="The experts.toml that says where the text of the domains is. [default: the domains are built in]",
+)
+@click.option("--without", multiple=True, metavar="EXPERT", help="Leave this expert out. Can be repeated.")
+@click.option(
+    "--active", type=click.IntRange(1), default=2, show_default=True, help="Experts that compute for a token."
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(0),
+    default=300,
+    show_default=True,
+    help="Steps of training after the merge, of one window of each domain.",
+)
+@click.option("--lr", type=click.FloatRange(0, min_open=True), default=1e-3, show_default=True, help="Learning rate.")
+@click.option("--routers-only", is_flag=True, help="Train only the routers. [default: all weights]")
+@click.option(
+    "--rows", type=click.IntRange(0), default=200, show_default=True, help="Rows per domain to score. 0: all."
+)
+@DEVICE
+@click.option("--force", is_flag=True, help="Replace a model in OUT even if Pier did not write it. [default: refuse]")
+@explained
+def merge(**options: Any) -> None:
+    """Merge the experts of the ensemble in FOLDER into one model, OUT.
+
+    The experts must be of one shape. OUT is a Mixtral, which transformers loads. FOLDER may also be a merged model,
+    which is written without some of its experts.
+    """
+    from pier_node.commands.merge import MergeOptions, merge
+
+    merge(MergeOptions(**options))
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__)
 def main() -> None:
@@ -139,6 +178,7 @@ def main() -> None:
     spin_little()
 
 
+main.add_command(merge)
 main.add_command(score)
 main.add_command(serve)
 

@@ -30,6 +30,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.tasks import Signal
 from pier_node.base.units import amount
 from pier_node.config.run import ModelSection
+from pier_node.experts import merging
 from pier_node.experts.card import CARD_FILE, ENSEMBLE_FILE, load_card, load_ensemble
 from pier_node.experts.mixture import Array, Mixture, Rule, mixed, normalised
 from pier_node.experts.serving.hub import find_hub_model
@@ -146,6 +147,34 @@ class OwnModel:
         return OwnReader(weights.model(self.device))
 
 
+@dataclass(frozen=True)
+class MergedModel:
+    """Experts on disk that were merged into one model; see `Expert`, whose attributes it has."""
+
+    name: str
+    folder: Path
+    device: torch.device
+    vocab_size: int
+    size: int
+    flops: float
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """It answers as one model."""
+        return (self.name,)
+
+    @classmethod
+    def found(cls, folder: Path, device: torch.device) -> MergedModel:
+        """Describe the model in a folder without loading its weights. Raises PierError."""
+        model = merging.empty(folder)
+        size = FP32 * sum(each.numel() for each in model.parameters())
+        return cls(folder.resolve().name, folder, device, model.config.vocab_size, size, model.flops)
+
+    def load(self) -> OwnReader:
+        """Load the weights. Raises PierError."""
+        return OwnReader(merging.load(self.folder).to(self.device))
+
+
 def read_model(folder: Path, device: torch.device) -> tuple[Expert, ModelTokenizer]:
     """The single model in a folder and its tokenizer: Pier's decoder computes it if it can, else transformers.
 
@@ -159,6 +188,8 @@ def read_model(folder: Path, device: torch.device) -> tuple[Expert, ModelTokeniz
             f"It is an ensemble: give it as --experts {folder}." if ensemble else "Write one with: pier-node export",
         )
     tokenizer = ModelTokenizer(folder, begin=True)
+    if merging.is_merged(folder):
+        return MergedModel.found(folder, device), tokenizer
     try:
         return OwnModel((folder.resolve().name,), folder, read_config(folder), device), tokenizer
     except PierError as unknown:

@@ -304,13 +304,32 @@ def export(
     Raises:
         PierError: the folder cannot be written, or the tokenizer.json does not exist.
     """
+    tensors = Layout.of(config).views(weights)
+    return write_model(folder, to_config(config), list(rules(config)), tensors, tokenizer, shard_bytes)
+
+
+def write_model(
+    folder: Path,
+    about: Mapping[str, Any],
+    all_rules: list[Rule],
+    tensors: Mapping[str, Tensor],
+    tokenizer: str,
+    shard_bytes: int = SHARD_BYTES,
+) -> Path:
+    """Write any model as `export` does.
+
+    Args:
+        about: the content of config.json.
+        all_rules: one for each of their tensors.
+        tensors: ours, by name.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MARK).write_text(_MARK_TEXT)
-        write_tokenizer(tokenizer, folder, config.context)
+        write_tokenizer(tokenizer, folder, about.get("max_position_embeddings") or about["n_positions"])
         _clear(folder)
-        _write_weights(list(rules(config)), Layout.of(config).views(weights), folder, shard_bytes)
-        (folder / "config.json").write_text(json.dumps(to_config(config), indent=2) + "\n")
+        _write_weights(all_rules, tensors, folder, shard_bytes)
+        (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n")
     except (OSError, SafetensorError) as error:
         raise PierError(
             f"{folder}: cannot export: {error}", "Choose a folder that has room and can be written."
@@ -335,7 +354,7 @@ def import_weights(folder: Path) -> tuple[ModelSection, Tensor]:
     shapes = {entry.name: entry.shape for entry in layout.entries}
     wanted = {rule.theirs: rule for rule in rules(config)}
     try:
-        for name, tensor in _stored(folder):
+        for name, tensor in stored(folder):
             layout.store(wanted.pop(name).split(tensor, shapes), flat)
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise PierError(f"{folder}: the weights do not fit config.json: {error}", _AGAIN) from error
@@ -346,7 +365,7 @@ def import_weights(folder: Path) -> tuple[ModelSection, Tensor]:
 
 def read_config(folder: Path) -> ModelSection:
     """The [model] section of an export. Raises PierError: as `import_weights` does."""
-    return from_config(_read_json(folder / "config.json"))
+    return from_config(read_json(folder / "config.json"))
 
 
 _AGAIN = "Write the folder again with: pier-node export"
@@ -390,15 +409,17 @@ def _size(rule: Rule, tensors: Mapping[str, Tensor]) -> int:
     return sum(tensors[name].nbytes for name in rule.ours)
 
 
-def _stored(folder: Path) -> Iterator[tuple[str, Tensor]]:
+def stored(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """All tensors in a folder with their names, one after the other. Raises OSError, SafetensorError and PierError."""
     index = folder / INDEX
-    names = sorted(set(_read_json(index)["weight_map"].values())) if index.exists() else ["model.safetensors"]
+    names = sorted(set(read_json(index)["weight_map"].values())) if index.exists() else ["model.safetensors"]
     for name in names:
         with safe_open(folder / name, framework="pt") as file:
             yield from ((key, file.get_tensor(key)) for key in file.keys())  # noqa: SIM118
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The content of config.json, or of the index. Raises PierError."""
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:

@@ -1,0 +1,156 @@
+"""One model made of experts, beside the ensemble that they are: bits per byte, and tokens per second.
+
+    python -m bench.merging --cells FOLDER [--seeds 4-6] [--quick] [--json FILE]
+
+The experts are those of bench/hdee.py's arm `auto`: eight built-in domains, S, 417 steps each from one seed model. What
+is not in FOLDER yet is trained. Bits per byte are means over the domains, on 200 test rows of each that nobody was
+trained on. What is trained after the merge sees one window of every domain at a step, from the experts' own texts; the
+mean of the experts' weights is trained alike beside it. `dense` is one model that continues from the same seed model
+with all domains, for the FLOPs of all experts together.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, stdev
+
+import click
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from bench.hdee import QUICK, ensemble, span
+from bench.hdee_setting import Arms, Setting
+from bench.hdee_train import CPU, MODEL, Shop, Texts, sheets
+from pier_node.experts import merging
+from pier_node.experts.comparison import evaluated
+from pier_node.experts.scoring import log_probs
+from pier_node.rounds.saved_model import exported_weights
+from pier_node.trainer.data.corpus import Windows
+from pier_node.trainer.model.decoder import Decoder
+from pier_node.trainer.model.evaluate import bits_per_byte
+
+ACTIVE = 2
+INFORMING = 64
+"""Windows of each domain from which routers take their means."""
+TUNED = (100, 300)
+"""Steps of training after the merge."""
+ROUTER_LR, LR = 1e-2, 1e-3
+"""Chosen with seed 4 on the rows that mixtures fit their prior on."""
+ENSEMBLE = "ensemble (posterior)"
+
+
+class Trial:
+    """The experts of a seed, and what they can be made into."""
+
+    def __init__(self, arms: Arms, texts: Texts, shop: Shop, seed: int) -> None:
+        self._texts, self._seed, self._domains = texts, seed, arms.setting.domains
+        self._places, self._dense = ensemble(shop, arms, seed, "auto"), shop.dense("M")
+        self.experts = {domain: exported_weights(place / MODEL).model(CPU) for domain, place in self._places.items()}
+
+    def figures(self) -> Iterator[tuple[str, float]]:
+        """Mean bits per byte of each way."""
+        yield "each domain's own expert", fmean(self._bits(self.experts[it], it) for it in self._domains)
+        report = evaluated(sheets(self._places))
+        yield ENSEMBLE, report.mean["decay"].bits_per_byte
+        yield "best single expert", min(map(self.bits, self.experts.values()))
+        yield "mean of the weights", self.bits(mean_of(self.experts))
+        yield "merged, not trained", self.bits(self.merged())
+        yield f"merged, routers trained {TUNED[0]} steps", self.bits(self._tuned(self.merged(), TUNED[0], routers=True))
+        for steps in TUNED:
+            yield f"merged, trained {steps} steps", self.bits(self._tuned(self.merged(), steps))
+            yield f"mean of the weights, trained {steps} steps", self.bits(self._tuned(mean_of(self.experts), steps))
+        yield "dense, for the FLOPs of all experts", self.bits(exported_weights(self._dense / MODEL).model(CPU))
+
+    def merged(self) -> merging.MergedDecoder:
+        """The experts as one model, with routers that know the domains."""
+        model = merging.merge(self.experts, ACTIVE)
+        model.inform({domain: self._windows(domain, "inform").batch(0, INFORMING)[0] for domain in self._domains})
+        return model
+
+    def _tuned(self, model: Decoder, steps: int, routers: bool = False) -> Decoder:
+        windows = [self._windows(domain, "tune") for domain in self._domains]
+        merging.tune(model, merging.batches(windows, steps), steps, ROUTER_LR if routers else LR, routers)
+        return model
+
+    def _windows(self, domain: str, what: str) -> Windows:
+        return self._texts.windows(domain, self._seed, f"{what} {domain}")
+
+    def bits(self, model: nn.Module) -> float:
+        """Mean bits per byte over the domains."""
+        return fmean(self._bits(model, domain) for domain in self._domains)
+
+    def _bits(self, model: nn.Module, domain: str) -> float:
+        return bits_per_byte(-float(log_probs(model, self._texts.scored[domain, "test"]).mean()))
+
+    def seconds(self) -> dict[str, float]:
+        """CPU seconds a token: all experts, the merged model and one expert read the same rows, in turns."""
+        rows = np.concatenate([self._texts.scored[domain, "test"] for domain in self._domains])[:400]
+        merged, (one, *_) = self.merged(), self.experts.values()
+        ways: dict[str, Callable[[], object]] = {
+            "ensemble": lambda: [log_probs(model, rows) for model in self.experts.values()],
+            "merged": lambda: log_probs(merged, rows),
+            "one expert": lambda: log_probs(one, rows),
+        }
+        taken: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(5):
+            for name, way in ways.items():
+                began = time.process_time()
+                way()
+                taken[name].append(time.process_time() - began)
+        return {name: sorted(times)[len(times) // 2] / rows.size for name, times in taken.items()}
+
+
+def mean_of(experts: Mapping[str, Decoder]) -> Decoder:
+    """A decoder whose weights are the mean of the experts'."""
+    states = [expert.state_dict() for expert in experts.values()]
+    model = Decoder(next(iter(experts.values())).config)
+    model.load_state_dict({name: torch.stack([it[name] for it in states]).mean(dim=0) for name in states[0]})
+    return model.requires_grad_(False).eval()
+
+
+@click.command(help=__doc__)
+@click.option("--cells", type=click.Path(file_okay=False, path_type=Path), required=True, help="Keeps what is trained.")
+@click.option("--quick", is_flag=True, help="Tiny models and a few steps: no evidence.")
+@click.option("--seeds", default="4-6", callback=span, show_default=True, help="First and last seed.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all numbers here.")
+def main(cells: Path, quick: bool, seeds: tuple[int, ...], json_file: Path | None) -> None:
+    """Train what is missing, and compare."""
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    setting = replace(QUICK if quick else Setting(), excluded=())
+    arms, texts = Arms(setting), Texts(setting, cells / "cache")
+    found: dict[str, list[float]] = {}
+    seconds: dict[str, float] = {}
+    for seed in seeds:
+        trial = Trial(arms, texts, Shop(arms, texts, seed, cells / f"seed-{seed}"), seed)
+        for name, bits in trial.figures():
+            found.setdefault(name, []).append(bits)
+        seconds = seconds or trial.seconds()
+    if json_file:
+        figures = {"seeds": seeds, "bits_per_byte": found, "cpu_seconds_a_token": seconds}
+        json_file.write_text(json.dumps(figures, indent=1) + "\n")
+    Console().print(_table(found, seeds))
+    for name, each in seconds.items():
+        times = seconds["ensemble"] / each
+        Console().print(f"{name}: {1 / each:,.0f} tokens per CPU second, {times:.2f} x the ensemble")
+
+
+def _table(found: Mapping[str, list[float]], seeds: tuple[int, ...]) -> Table:
+    table = Table("bits per byte", *(f"seed {seed}" for seed in seeds), "mean", "std", "to ensemble")
+    base = fmean(found[ENSEMBLE])
+    for name, bits in found.items():
+        spread = f"{stdev(bits):.3f}" if len(bits) > 1 else ""
+        table.add_row(name, *(f"{it:.3f}" for it in bits), f"{fmean(bits):.3f}", spread, f"{fmean(bits) - base:+.3f}")
+    return table
+
+
+if __name__ == "__main__":
+    main()
