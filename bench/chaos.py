@@ -70,7 +70,9 @@ PATIENCE = 180.0
 """Seconds within which these come."""
 LOOK = 0.1
 MORE_FILES, MORE_THREADS, MORE_BYTES = 16, 16, 64 << 20
-"""What a daemon may hold more in the end than the largest before the faults: connections end some time after a cut."""
+"""What a daemon may hold more in the end than the largest before the faults."""
+GONE_WITHIN = 60.0
+"""Seconds in which all that is more has to go: connections end some time after a cut."""
 BAD_SIGNS = ("Traceback", "never retrieved", "never awaited", "Unclosed", "was destroyed but it is pending")
 
 
@@ -196,12 +198,18 @@ class Trial:
     def _check_growth(self, before: Sequence[tuple[int, int, int]]) -> None:
         most = [max(column) for column in zip(*before, strict=True)]
         limits = [it + more for it, more in zip(most, (MORE_FILES, MORE_THREADS, MORE_BYTES), strict=True)]
-        for victim in self._victims:
-            for what, held, limit in zip(("open files", "threads", "bytes"), self._held(victim), limits, strict=True):
-                if held > limit:
-                    self.outcome.problems.append(
-                        f"{victim.folder.name} holds {held} {what}; at most {limit} were right"
-                    )
+        deadline = time.monotonic() + GONE_WITHIN
+        while (grown := self._grown(limits)) and time.monotonic() < deadline:
+            self._supervise(time.monotonic() + LOOK)
+        self.outcome.problems += grown
+
+    def _grown(self, limits: Sequence[int]) -> list[str]:
+        return [
+            f"{victim.folder.name} holds {held} {what}; at most {limit} were right"
+            for victim in self._victims
+            for what, held, limit in zip(("open files", "threads", "bytes"), self._held(victim), limits, strict=True)
+            if held > limit
+        ]
 
     def _end(self) -> None:
         """Have all leave at once, and look at what they said and left."""
