@@ -42,8 +42,6 @@ INFORMING = 64
 """Windows of each domain from which routers take their means."""
 TUNED = (100, 300)
 """Steps of training after the merge."""
-ROUTER_LR, LR = 1e-2, 1e-3
-"""Chosen with seed 4 on the rows that mixtures fit their prior on."""
 ENSEMBLE = "ensemble (posterior)"
 
 
@@ -77,7 +75,9 @@ class Trial:
 
     def _tuned(self, model: Decoder, steps: int, routers: bool = False) -> Decoder:
         windows = [self._windows(domain, "tune") for domain in self._domains]
-        merging.tune(model, merging.batches(windows, steps), steps, ROUTER_LR if routers else LR, routers)
+        merging.tune(
+            model, merging.batches(windows, steps), steps, merging.ROUTER_LR if routers else merging.LR, routers
+        )
         return model
 
     def _windows(self, domain: str, what: str) -> Windows:

@@ -145,7 +145,9 @@ def score(as_json: bool, **options: Any) -> None:
     show_default=True,
     help="Steps of training after the merge, of one window of each domain.",
 )
-@click.option("--lr", type=click.FloatRange(0, min_open=True), default=1e-3, show_default=True, help="Learning rate.")
+@click.option(
+    "--lr", type=click.FloatRange(0, min_open=True), help="Learning rate. [default: 0.001; with --routers-only 0.01]"
+)
 @click.option("--routers-only", is_flag=True, help="Train only the routers. [default: all weights]")
 @click.option(
     "--rows", type=click.IntRange(0), default=200, show_default=True, help="Rows per domain to score. 0: all."

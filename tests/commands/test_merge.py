@@ -71,6 +71,7 @@ def test_experts_of_unlike_shapes_are_refused_before_anything_is_written(call: C
         (["--without", "sports"], "there is no such expert"),
         (["--without", "topics", "--without", "network"], "1 experts cannot be merged"),
         (["--active", "9"], "there are 3 experts"),
+        (["--active", "1"], "Give --active 2 or more, or --steps 0"),
     ],
 )
 def test_what_cannot_be_merged_is_said(call: Call, alike: Path, tmp_path: Path, words: list[str], said: str) -> None:

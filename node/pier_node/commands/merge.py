@@ -49,6 +49,7 @@ class MergeOptions:
         without: experts to leave out, by their names.
         active: experts that compute for a token.
         steps: of training after the merge; each takes one window of every domain.
+        lr: of this training; None: the usual.
         routers_only: train nothing but the routers.
         rows: of each domain, to say how good the model is.
     """
@@ -59,7 +60,7 @@ class MergeOptions:
     without: tuple[str, ...]
     active: int
     steps: int
-    lr: float
+    lr: float | None
     routers_only: bool
     rows: int
     device: str
@@ -72,6 +73,11 @@ def merge(options: MergeOptions) -> None:
         raise PierError(
             f"{options.out} is not empty, and Pier did not write what is in it",
             "Name a new folder. With --force a model that is there is replaced, for good.",
+        )
+    if options.active == 1 and options.steps and not merging.is_merged(options.folder):
+        raise PierError(
+            "with one active expert training cannot reach the routers: the share of what they pick is always 1",
+            "Give --active 2 or more, or --steps 0.",
         )
     console = Console()
     model = _reduced(options) if merging.is_merged(options.folder) else _merged(options, console)
@@ -152,7 +158,7 @@ def _tune(model: MergedDecoder, texts: Mapping[str, Windows], options: MergeOpti
             model,
             merging.batches(texts.values(), options.steps),
             options.steps,
-            options.lr,
+            options.lr or (merging.ROUTER_LR if options.routers_only else merging.LR),
             options.routers_only,
             lambda done: progress.advance(task, done),
         )

@@ -44,6 +44,9 @@ NAMES = "pier_experts"
 """Key of config.json: the domains of the experts, in order; transformers ignores it."""
 MOST = 64
 """Maximum number of experts in a layer."""
+ROUTER_LR, LR = 1e-2, 1e-3
+"""Learning rates of `tune`, for the routers alone and for all weights: chosen with one seed of bench/merging.py, on the
+rows that mixtures fit their prior on."""
 RIDGE = 1e-3
 """Added to the diagonals of S and M, as a fraction of the mean of M's, so that they can be inverted."""
 
