@@ -134,7 +134,9 @@ def score(as_json: bool, **options: Any) -> None:
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="The experts.toml that says where the text of the domains is. [default: the domains are built in]",
 )
-@click.option("--without", multiple=True, metavar="EXPERT", help="Leave this expert out. Can be repeated.")
+@click.option(
+    "--without", multiple=True, metavar="EXPERT", help="Leave this expert out. Can be repeated. [default: none]"
+)
 @click.option(
     "--active", type=click.IntRange(1), default=2, show_default=True, help="Experts that compute for a token."
 )
