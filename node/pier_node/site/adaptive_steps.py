@@ -25,8 +25,8 @@ def steps_worth_doing(
     """Number of inner steps to do before the round of `plan`.
 
     Args:
-        progress: this site's progress. Steps that it has already done were offered to a round that is not decided: what
-            that round takes of this site's update must be all of it.
+        progress: this site's progress. Steps of this round that it has done already, before a restart or before a
+            result arrived, are not done again.
         others: the pulses of the other participants.
         late: this site has just caught up. It does as many steps as the furthest of the other sites has left.
     """

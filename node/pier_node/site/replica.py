@@ -147,7 +147,8 @@ class Replica:
             if self._is_due(checkpoint.state.round) or checkpoint.pending is not None:  # nobody else has what is unsent
                 await asyncio.to_thread(self._checkpoints.save, checkpoint)
             else:
-                await asyncio.to_thread(self._states.keep, checkpoint.state)  # of a solo start in a run of pairs
+                # It is on the disk already, except for rounds of a solo start in a run of pairs.
+                await asyncio.to_thread(self._states.keep, checkpoint.state)
         self.saved(checkpoint.state)
         note(self._joined.settings.folder, event)
 
@@ -177,7 +178,7 @@ class Replica:
 
 
 async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack) -> Replica:
-    """Start the workers and load or fetch the state. From here on this site is a member. Raises PierError."""
+    """Start the workers and load or fetch the state. From here on this site takes part. Raises PierError."""
     config, folder, node = joined.config, joined.settings.folder, joined.carrier.node
     layout, name = Layout.of_run(config), joined.reporter.site.name
     told, who = SiteFile.of(folder).log, Who(config.run.name, name, f"{config.hash().hex()[:16]}-{node}")

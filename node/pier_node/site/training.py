@@ -8,6 +8,9 @@ result is applied as soon as it is there, or at the end of the next inner steps 
 delay costs loss (docs/results.md, "Convergence"). What those steps learnt is kept on top of it: the site continues
 from φ_new − Δ_new, and Δ_new is its update for the next round. So every step counts once, as in the delayed update of
 Streaming DiLoCo (Douillard et al., arXiv 2501.18512, section 2.3) with all of the local progress.
+
+A result is first decided (`Rounds.decided`), then on the disk (`Rounds.state`; `_keeping` waits for that), and then
+part of a checkpoint (`_saving`).
 """
 
 from __future__ import annotations
@@ -97,7 +100,7 @@ class Training:
         self._inner.take_moments(checkpoint.adam_m, checkpoint.adam_v, checkpoint.adam_step)
         self._take_moments_of(state := self._rounds.state)
         self.progress.inner_step, self.progress.tokens = checkpoint.inner_step, checkpoint.tokens
-        # What a codec dropped until an earlier round than the last has been sent since.
+        # A residual that is older than the last round has been sent already.
         residual = checkpoint.residual if state.round <= checkpoint.state.round + 1 else None
         self._unsent.restore(checkpoint.pending, checkpoint.pending_tokens, residual)
         if self._was_overlapped(checkpoint.state):
@@ -115,7 +118,7 @@ class Training:
         if not self._config.outer.overlap or state.round != before.round + 1:
             return False
         plan = round_plan(self._config, state.round)
-        if self.progress.inner_step < plan.first_step + plan.steps:  # more of its steps were taken than it has
+        if self.progress.inner_step < plan.first_step + plan.steps:  # the round took more than the checkpoint has
             return False
         key = entry(self._agreement.node, plan.fragment)
         return plan.kind in APART and state.ledger.get(key, 0) > before.ledger.get(key, 0)
