@@ -12,6 +12,7 @@ docs/results/convergence, written when it is complete, so `run` can be stopped a
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import time
 from collections.abc import Iterable
@@ -33,6 +34,8 @@ FOLDER = Path("docs/results/convergence")
 CACHE = Path("build/convergence")
 """Tokens of the text."""
 BASELINE = "sync"
+LABEL = 0.8
+"""Per cent of loss that a name in the picture is high."""
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -153,6 +156,7 @@ def plot(found: Found, setting: str, file: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 6))
+    points: dict[str, tuple[float, float]] = {}
     for method in METHODS:
         over = [100 * each for each in excess(found, setting, method)]
         if over:
@@ -161,7 +165,12 @@ def plot(found: Found, setting: str, file: Path) -> None:
             axes.plot([bytes_less] * len(over), over, marker="_", color="gray")
             full = REPORTED[0] in cells
             axes.plot(bytes_less, fmean(over), "o", color="tab:blue", fillstyle="full" if full else "none")
-            axes.annotate(method, (bytes_less, fmean(over)), xytext=(6, 3), textcoords="offset points", fontsize=8)
+            points[method] = bytes_less, fmean(over)
+    top = math.inf
+    for method, point in sorted(points.items(), key=lambda it: (round(math.log(it[1][0])), -it[1][1])):
+        place = point[1] if point[1] > top else min(point[1], top - LABEL)  # the names of one column do not overlap
+        axes.annotate(method, (point[0], place), xytext=(6, 3), textcoords="offset points", fontsize=8)
+        top = place
     axes.axhline(0, color="gray", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_xlabel("times fewer bytes sent by a site than in synchronous training in fp32")
