@@ -58,7 +58,10 @@ async def _note(needed: list[int], sites: int) -> None:
     needed.append(sites)
 
 
-def test_training_goes_on_while_a_result_is_on_its_way_to_the_disk_and_nothing_is_told_before() -> None:
+def test_training_goes_on_while_a_result_is_on_its_way_to_the_disk_and_nothing_is_told_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pier_node.site.training.LARGE", 0)
     site = Site(local(2), Rounds(begin()))
     site.rounds.disk.clear()
     seen: list[Any] = []

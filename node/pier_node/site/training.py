@@ -2,12 +2,12 @@
 
 How a round is decided, by all sites or between two, is the agreement's business (agreement.py).
 
-Without overlap, workers wait for a round's result. They train on from it while it is written to the disk: what the
-site tells others still follows the disk. With overlap, they continue from φ − Δ while the update Δ is in flight. The
-result is applied as soon as it is there, or at the end of the next inner steps if half of them are done by then:
-delay costs loss (docs/results.md, "Convergence"). What those steps learnt is kept on top of it: the site continues
-from φ_new − Δ_new, and Δ_new is its update for the next round. So every step counts once, as in the delayed update of
-Streaming DiLoCo (Douillard et al., arXiv 2501.18512, section 2.3) with all of the local progress.
+Without overlap, workers wait for a round's result. If the model is LARGE they train on while it is written to the
+disk: what the site tells others still follows the disk. With overlap, they continue from φ − Δ while the update Δ is
+in flight. The result is applied as soon as it is there, or at the end of the next inner steps if half of them are
+done by then: delay costs loss (docs/results.md, "Convergence"). What those steps learnt is kept on top of it: the
+site continues from φ_new − Δ_new, and Δ_new is its update for the next round. So every step counts once, as in the
+delayed update of Streaming DiLoCo (Douillard et al., arXiv 2501.18512, section 2.3) with all of the local progress.
 
 A result is first decided (`Rounds.decided`), then on the disk (`Rounds.state`; `_keeping` waits for that), and then
 part of a checkpoint (`_saving`).
@@ -59,6 +59,9 @@ class Flight:
 NOWHERE = SharedVector(0)
 OnCommit = Callable[[Checkpoint, Awaitable[object]], Coroutine[Any, Any, None]]
 log = logging.getLogger(__name__)
+LARGE = 1 << 24
+"""Parameters from which workers train on while a result is written. For fewer the disk takes little, and without that
+wait rounds would be too quick for a site that has to fetch a state over a slow line."""
 APART = (Kind.LOCAL, Kind.PAIR)
 """Kinds of round that a site may miss and bring its Δ to the next one."""
 
@@ -226,7 +229,8 @@ class Training:
             await self._launch(round_plan(self._config, number), tokens)
         if landed:
             await self._settled(checkpoint)
-        if not (self._config.outer.overlap and plan.kind in APART) and await self._land(kept=False):
+        small = self._layout.length < LARGE
+        if not (self._config.outer.overlap and plan.kind in APART) and await self._land(kept=small):
             await self._settled(self.snapshot())
 
     def _beginning(self, state: OuterState) -> SharedVector:
