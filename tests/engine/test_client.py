@@ -159,7 +159,7 @@ def test_a_program_that_does_not_validate_is_not_asked_to(scene: Scene) -> None:
 
 def test_a_step_says_what_it_came_to(scene: Scene) -> None:
     site = scene.joined(scene.train(2))
-    site.step(tokens=3, loss=torch.tensor(2.0), gradient_norm=torch.tensor(0.5))
+    site.step(tokens=torch.tensor(3), loss=torch.tensor(2.0), gradient_norm=torch.tensor(0.5))
     progress = scene.hear()
     assert isinstance(progress, Progress)
     assert (progress.step, progress.loss, progress.tokens, progress.gradient_norm) == (0, 2.0, 3, 0.5)

@@ -72,3 +72,9 @@ def test_what_a_link_predicts_is_told() -> None:
     assert prediction(config, 7700.0, "beta", link) == (
         f"{told}; the inner steps take 6.65 s: this site trains 95 % of the time"
     )
+
+
+def test_what_a_program_says_that_its_model_writes_is_made_printable() -> None:
+    """Coordinators refuse what does not print."""
+    progress = Progress(metrics={"sample": "a\u00a0b\rc\x1b[0m\nd\te"})
+    assert progress.sample == "a\ufffdb\ufffdc\ufffd[0m\nd\te"

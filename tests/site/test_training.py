@@ -318,6 +318,23 @@ def test_a_result_that_is_there_is_taken_and_the_rest_of_the_steps_begin_from_it
     assert saved == [(1, 5, (10,)), (2, 9, (10,)), (3, 12, ())]
 
 
+def test_steps_that_end_early_do_not_make_a_site_slow() -> None:
+    """They are too few to say how fast it is, and the rest of them would be cut by that."""
+    site = early(3)
+    site.training.progress.tokens_per_second = 100.0
+    run_steps = site.trainer.run
+
+    async def slow(first_step: int, steps: int, on_progress: Callable[[Progress], None], **job: Any) -> Done:
+        done = await run_steps(first_step, steps, on_progress=on_progress, **job)
+        on_progress(Progress(first_step, 1.0, 10, 1.0 if done.steps < steps else 0.1))
+        return done
+
+    site.trainer.run = slow  # type: ignore[method-assign, assignment]
+    site.roster.said = {"other": Pulse(tokens_per_second=100.0)}
+    site.run()
+    assert [job.steps for job in site.trainer.jobs] == [4, 4, 3, 4, 3]
+
+
 def test_alone_nothing_arrives_early() -> None:
     site = early(3)
     site.roster.said = {}

@@ -265,7 +265,7 @@ class Site:
 
     def step(
         self,
-        tokens: float | None = None,
+        tokens: SupportsFloat | None = None,
         loss: float | Tensor | None = None,
         gradient_norm: float | Tensor | None = None,
     ) -> None:
@@ -285,7 +285,7 @@ class Site:
         steps, now = self._steps, time.monotonic()
         steps.done += 1
         self._row[STEPS] += 1
-        steps.tokens += self._step_tokens // self._ranks.count if tokens is None else tokens
+        steps.tokens += self._step_tokens // self._ranks.count if tokens is None else float(tokens)
         steps.saw(loss, gradient_norm)
         last, tell = steps.done >= self._job.steps, now - steps.told > TOLD_SECONDS
         if last or tell:

@@ -54,5 +54,8 @@ class Progress:
 
     @property
     def sample(self) -> str:
-        """Text that the model has written last; "" if it is not known."""
-        return text if isinstance(text := self.metrics.get(SAMPLE), str) else ""
+        """Text that the model has written last, without what does not print; "" if it is not known."""
+        text = self.metrics.get(SAMPLE)
+        if not isinstance(text, str):
+            return ""
+        return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)

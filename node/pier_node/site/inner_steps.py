@@ -94,6 +94,7 @@ class InnerSteps:
         """
         progress, synchronous = self._progress, plan.kind is Kind.SYNC
         before, first = progress.tokens, plan.first_step + plan.steps - steps
+        speed = progress.tokens_per_second
         self.resting = False  # stays False if this is cancelled
         async with self._enough_after(until, first + steps // 2):
             report = await self._trainer.run(
@@ -111,6 +112,8 @@ class InnerSteps:
         progress.tokens = before + report.tokens
         progress.compute += report.seconds
         progress.inner_step = first + report.steps
+        if report.steps < steps:  # so few that loading the weights counts
+            progress.tokens_per_second = speed
         return Trained(report.tokens, steps - report.steps)
 
     @contextlib.asynccontextmanager

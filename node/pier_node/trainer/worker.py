@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -176,7 +177,8 @@ class Worker:
                 inner.eval_batches, inner.batch_size, self._at_once, shares.own, shares.count
             )
             loss = replica.evaluate(weights, own)
-            if self._setup.samples and self._steps and self._ranks.own == 0:  # untrained, it writes anything
+            wanted = self._setup.samples and self._steps and self._ranks.own == 0  # untrained, it writes anything
+            if wanted and math.isfinite(loss):
                 sample = replica.sample(self._tokenizer, messages.WORDS)
                 self._link.send(messages.Logged(self._steps, {messages.SAMPLE: sample}))
             self._link.send(messages.Evaluated(request.id, loss))
