@@ -20,6 +20,7 @@ import torch
 from bench.trainer import Turn, piers, plain_loop
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
+from pier_node.engine.machines import peak_bytes
 from pier_node.trainer import devices
 from pier_node.trainer.data.corpus import Windows, open_corpus
 from pier_node.trainer.model.cost import flops_per_token
@@ -105,7 +106,7 @@ def main() -> None:
             for name, found in zip(turns, speed([*turns.values()], options.seconds, tokens)):
                 mfu = f", MFU {found / full:.1%}" if full else ""
                 print(f"  {name:10} {found:12,.0f} tokens/s{mfu}")
-            print(f"  peak memory of all turns: {devices.peak_bytes(device) / 1e9:.1f} GB")
+            print(f"  peak memory of all turns: {peak_bytes(device) / 1e9:.1f} GB")
             del turns
         torch.cuda.empty_cache()
         out, back = boundary(config, device)

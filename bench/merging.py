@@ -31,11 +31,10 @@ from bench.hdee_setting import Arms, Setting
 from bench.hdee_train import CPU, MODEL, Shop, Texts, sheets
 from pier_node.experts import merging
 from pier_node.experts.comparison import evaluated
-from pier_node.experts.scoring import log_probs
+from pier_node.experts.scoring import log_probs, mean_bits
 from pier_node.rounds.saved_model import exported_weights
 from pier_node.trainer.data.corpus import Windows
 from pier_node.trainer.model.decoder import Decoder
-from pier_node.trainer.model.evaluate import bits_per_byte
 
 ACTIVE = 2
 INFORMING = 64
@@ -88,7 +87,7 @@ class Trial:
         return fmean(self._bits(model, domain) for domain in self._domains)
 
     def _bits(self, model: nn.Module, domain: str) -> float:
-        return bits_per_byte(-float(log_probs(model, self._texts.scored[domain, "test"]).mean()))
+        return mean_bits(model, self._texts.scored[domain, "test"])
 
     def seconds(self) -> dict[str, float]:
         """CPU seconds a token: all experts, the merged model and one expert read the same rows, in turns."""

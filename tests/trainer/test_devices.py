@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pier_node.base.errors import PierError
+from pier_node.engine.machines import peak_bytes
 from pier_node.trainer import devices
 
 
@@ -19,7 +20,7 @@ def test_a_machine_without_cuda_has_one_worker_on_its_cpu(monkeypatch: pytest.Mo
     _show(monkeypatch, 0)
     assert devices.count() == 1
     assert devices.pick(3, 4) == torch.device("cpu")
-    assert devices.peak_bytes(devices.pick(0, 1)) == 0
+    assert peak_bytes(devices.pick(0, 1)) == 0
 
 
 def test_each_cuda_device_has_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:

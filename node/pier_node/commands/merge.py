@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from torch import nn
 
 from pier_node.base.errors import PierError
 from pier_node.base.units import count
@@ -25,14 +24,13 @@ from pier_node.commands.ensemble import sections_of
 from pier_node.experts import merging
 from pier_node.experts.card import load_ensemble
 from pier_node.experts.merging import MergedDecoder
-from pier_node.experts.scoring import log_probs, texts_of
+from pier_node.experts.scoring import mean_bits, texts_of
 from pier_node.experts.serving.models import OwnModel, read_shelf
 from pier_node.experts.sheet import Rows
 from pier_node.rounds.saved_model import pick_device
 from pier_node.trainer.data.corpus import Windows, open_corpus
 from pier_node.trainer.model.decoder import Decoder
-from pier_node.trainer.model.evaluate import bits_per_byte
-from pier_node.trainer.model.export import is_ours
+from pier_node.trainer.model.export import require_ours
 
 SEED = 1
 INFORMING = 64
@@ -69,16 +67,8 @@ class MergeOptions:
 
 def merge(options: MergeOptions) -> None:
     """Write the model, and print what it is. Raises PierError."""
-    if not (options.force or is_ours(options.out)):
-        raise PierError(
-            f"{options.out} is not empty, and Pier did not write what is in it",
-            "Name a new folder. With --force a model that is there is replaced, for good.",
-        )
-    if options.active == 1 and options.steps and not merging.is_merged(options.folder):
-        raise PierError(
-            "with one active expert training cannot reach the routers: the share of what they pick is always 1",
-            "Give --active 2 or more, or --steps 0.",
-        )
+    if not options.force:
+        require_ours(options.out)
     console = Console()
     model = _reduced(options) if merging.is_merged(options.folder) else _merged(options, console)
     parameters = sum(each.numel() for each in model.parameters())
@@ -105,6 +95,11 @@ def _reduced(options: MergeOptions) -> MergedDecoder:
 
 def _merged(options: MergeOptions, console: Console) -> MergedDecoder:
     """The experts of an ensemble as one model. Raises PierError."""
+    if options.active == 1 and options.steps:
+        raise PierError(
+            "with one active expert training cannot reach the routers: the share of what they pick is always 1",
+            "Give --active 2 or more, or --steps 0.",
+        )
     device = pick_device(options.device)
     experts = _experts(options, device)
     decoders = {expert.name: expert.load().model for expert in experts}
@@ -171,12 +166,8 @@ def _table(model: MergedDecoder, experts: Mapping[str, Decoder], texts: Mapping[
     table.add_column("its expert", justify="right")
     table.add_column("merged", justify="right")
     own = {domain: expert for name, expert in experts.items() for domain in name.split("+")}
-    found = [(_bits(own[domain], rows), _bits(model, rows)) for domain, rows in texts.items()]
+    found = [(mean_bits(own[domain], rows), mean_bits(model, rows)) for domain, rows in texts.items()]
     for domain, (alone, merged) in zip(texts, found):
         table.add_row(escape(domain), f"{alone:.3f}", f"{merged:.3f}")
     table.add_row("mean", *(f"{np.mean(column):.3f}" for column in zip(*found)))
     return table
-
-
-def _bits(model: nn.Module, rows: Rows) -> float:
-    return bits_per_byte(-float(log_probs(model, rows).mean()))

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
 from pier_node.pipeline.stage import stage_blocks
 from pier_node.rounds.folder import SiteRecord
@@ -40,11 +39,8 @@ def export(data: Path, out: Path, force: bool = False, gguf: bool = False) -> st
     """
     if gguf:
         require_gguf()
-    if not (force or writer.is_ours(out)):
-        raise PierError(
-            f"{out} is not empty, and `pier-node export` did not write what is in it",
-            "Name a new folder. With --force a model that is there is replaced, for good.",
-        )
+    if not force:
+        writer.require_ours(out)
     weights = newest_weights(data)
     writer.export(weights.config, weights.flat, out, weights.tokenizer)
     more = f"  llama-cli -m {write_gguf(out)} -p PROMPT\n" if gguf else ""

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from pier_node.base.errors import PierError
 from pier_node.engine import messages
-from pier_node.engine.machines import Ranks
+from pier_node.engine.machines import Ranks, peak_bytes
 from pier_node.engine.ranks import COLUMNS, STEPS, enter
 
 TOLD_SECONDS = 0.5
@@ -34,7 +34,7 @@ TOLD_SECONDS = 0.5
 LOOK_SECONDS = 1.0
 """How often ranks look whether the site has to leave. It takes all of them, so that each looks after the same step."""
 LOOKS = 8
-"""How often they look in short rounds, in which a result may arrive (`Enough`)."""
+"""How often they look in a round at least: a result may arrive (`Enough`)."""
 
 log = logging.getLogger(__name__)
 
@@ -188,8 +188,8 @@ class TrainingState(Protocol):
         """Number of AdamW steps behind the moments that were published; 0: the program keeps its optimizer."""
 
     @property
-    def peak_bytes(self) -> int:
-        """Peak memory of this rank's device in bytes; 0: not known."""
+    def device(self) -> torch.device:
+        """Where this rank has its part of the model."""
 
     def enter(self, place: messages.Attached) -> None:
         """Take the site's place in the run, and tell the daemon `Ready`."""
@@ -360,7 +360,7 @@ class Site:
                 tokens=round(tokens),
                 adam_step=training.adam_step,
                 seconds=time.monotonic() - steps.began,
-                peak_bytes=training.peak_bytes,
+                peak_bytes=peak_bytes(training.device),
                 diverged="moments" not in training.can and 2 * finite < losses,
             )
         )

@@ -148,6 +148,11 @@ def _host() -> str:
     return f"{socket.gethostname()} {machine} {os.readlink('/proc/self/ns/pid')}"
 
 
+def peak_bytes(device: torch.device) -> int:
+    """Peak device memory of this process in bytes; 0 on a CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
 def pieces(tensor: Tensor) -> Iterator[Tensor]:
     """Views of a tensor, along its first dimension, of at most PIECE elements or one row."""
     if tensor.numel():

@@ -48,10 +48,9 @@ class OwnState:
         self.can: Sequence[messages.Ability] = ["evaluate"] if evaluate else []
 
     @property
-    def peak_bytes(self) -> int:
-        """Peak memory of this rank's GPU in bytes; 0 without one."""
-        device = self._vectors.device
-        return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    def device(self) -> torch.device:
+        """Where this rank has its part of the model."""
+        return self._vectors.device
 
     def enter(self, place: messages.Attached) -> None:
         """Begin with the optimizer's state that this site has kept, and with the program's weights."""

@@ -33,7 +33,7 @@ from pier_node.experts.sheet import SCORED, LogProbs, Parent, Rows, ScoringOrder
 from pier_node.rounds.saved_model import exported_weights, pick_device
 from pier_node.trainer.data.sources import Split
 from pier_node.trainer.data.tokens import FileTokenizer
-from pier_node.trainer.model.evaluate import token_losses
+from pier_node.trainer.model.evaluate import bits_per_byte, token_losses
 from pier_node.trainer.model.export import read_config
 
 BATCH = 32
@@ -52,6 +52,11 @@ def log_probs(model: nn.Module, rows: Rows, done: Callable[[int], None] = lambda
         found.append(-losses.numpy())
         done(len(losses))
     return np.concatenate(found).astype(np.float32)
+
+
+def mean_bits(model: nn.Module, rows: Rows) -> float:
+    """Bits per byte of a model over rows of bytes; see `log_probs`."""
+    return bits_per_byte(-float(log_probs(model, rows).mean()))
 
 
 def spread(rows: Rows, most: int) -> Rows:

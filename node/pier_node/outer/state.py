@@ -99,7 +99,7 @@ class OuterState:
 
     @property
     def finite(self) -> bool:
-        """Whether no tensor has a NaN or an infinity, or a number whose square is one."""
+        """Whether no tensor has a NaN or an infinity, or a number whose square is infinite."""
         return all(math.isfinite(piece.squares) for pieces in self.pieces.values() for piece in pieces)
 
     @cached_property

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pier_node.engine.device import Device
 from pier_node.engine.messages import SAMPLE
 from pier_node.outer.times import Spans, Times
+from pier_node.trainer.data.tokens import printable
 from pier_proto.v1.peer_pb2 import Phase
 
 
@@ -55,7 +56,4 @@ class Progress:
     @property
     def sample(self) -> str:
         """Text that the model has written last, without what does not print; "" if it is not known."""
-        text = self.metrics.get(SAMPLE)
-        if not isinstance(text, str):
-            return ""
-        return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
+        return printable(text) if isinstance(text := self.metrics.get(SAMPLE), str) else ""

@@ -180,9 +180,8 @@ class Daemon:
         program = self._program = Program(settings.program_socket, command)
         stack.push_async_callback(program.stop)
         attach = await program.attached()
-        given = (
-            "" if settings.peers or settings.coordinator else attach.config
-        )  # a site that joins takes the run from its peers
+        # A site that joins takes the run from its peers.
+        given = "" if settings.peers or settings.coordinator else attach.config
         tables = read_toml(settings.run, "pier-node init") if settings.run else json.loads(given or "null")
         if tables is None:
             return settings

@@ -60,8 +60,8 @@ NOWHERE = SharedVector(0)
 OnCommit = Callable[[Checkpoint, Awaitable[object]], Coroutine[Any, Any, None]]
 log = logging.getLogger(__name__)
 LARGE = 1 << 24
-"""Parameters from which workers train on while a result is written. For fewer the disk takes little, and without that
-wait rounds would be too quick for a site that has to fetch a state over a slow line."""
+"""Parameters from which workers train on while a result is written. With fewer it takes little, and with quicker rounds
+a site that fetches states over a slow line would never catch up."""
 APART = (Kind.LOCAL, Kind.PAIR)
 """Kinds of round that a site may miss and bring its Δ to the next one."""
 

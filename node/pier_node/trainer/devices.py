@@ -102,11 +102,6 @@ def fallback(device: torch.device) -> str:
     return ""
 
 
-def peak_bytes(device: torch.device) -> int:
-    """Peak device memory of this process in bytes; 0 on a CPU."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-
-
 def copy_rate(device: torch.device) -> float:
     """Bytes per second of a copy from host memory to the device and back, as measured now."""
     host = torch.zeros(1 << 24)

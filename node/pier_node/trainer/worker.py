@@ -105,13 +105,8 @@ class Worker:
     def __init__(self, link: Link, config: RunConfig, setup: Setup, parallel: Parallel = DDP) -> None:
         self.can: Sequence[messages.Ability] = get_args(messages.Ability)
         self._link, self._ranks, self._config, self._setup, self._parallel = link, link.ranks, config, setup, parallel
-        self._device = devices.pick(self._ranks.own, self._ranks.count)
+        self.device = devices.pick(self._ranks.own, self._ranks.count)
         self._steps = self.adam_step = 0
-
-    @property
-    def peak_bytes(self) -> int:
-        """Peak memory of this worker's device in bytes; 0 on a CPU."""
-        return devices.peak_bytes(self._device)
 
     def enter(self, place: messages.Attached) -> None:
         """Open the data of the site, and make room for the model."""
@@ -121,11 +116,11 @@ class Worker:
         self._windows = Windows(corpus, config.model.context, config.run.seed, self._setup.node)
         link.send(messages.Opened(len(corpus.train), len(corpus.validation)))
         self._parallel.check(config, ranks.count)
-        self._replica = Replica(config, self._device, ranks.count, self._parallel)
+        self._replica = Replica(config, self.device, ranks.count, self._parallel)
         self._outbox, self._adam_m, self._adam_v = map(self._attach, (place.outbox, place.adam_m, place.adam_v))
 
     def _ready(self) -> messages.Ready:
-        device, count = self._device, self._ranks.count
+        device, count = self.device, self._ranks.count
         bf16 = devices.uses_bf16(device, self._config.inner.precision)
         full = devices.full_speed(device, count, bf16, flops_per_token(self._config.model))
         return messages.Ready(devices.describe(device, count, bf16), full, devices.fallback(device))

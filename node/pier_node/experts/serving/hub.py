@@ -17,8 +17,8 @@ UNBOUNDED = 1 << 20
 
 
 @dataclass(frozen=True)
-class HubModel:
-    """A model on disk; see `Expert`, whose attributes it has."""
+class SingleModel:
+    """A model on disk that answers alone; see `Expert`, whose attributes it has."""
 
     name: str
     folder: Path
@@ -26,12 +26,18 @@ class HubModel:
     vocab_size: int
     size: int
     flops: float
-    context: int
 
     @property
     def domains(self) -> tuple[str, ...]:
         """It is for everything."""
         return (self.name,)
+
+
+@dataclass(frozen=True)
+class HubModel(SingleModel):
+    """One that transformers computes."""
+
+    context: int
 
     def load(self) -> HubReader:
         """Load the weights, in the precision that they are stored in. Raises PierError."""

@@ -33,7 +33,7 @@ from pier_node.config.run import ModelSection
 from pier_node.experts import merging
 from pier_node.experts.card import CARD_FILE, ENSEMBLE_FILE, load_card, load_ensemble
 from pier_node.experts.mixture import Array, Mixture, Rule, mixed, normalised
-from pier_node.experts.serving.hub import find_hub_model
+from pier_node.experts.serving.hub import SingleModel, find_hub_model
 from pier_node.experts.serving.tokenizer import ModelTokenizer
 from pier_node.outer.layout import Layout
 from pier_node.rounds.saved_model import exported_weights
@@ -148,20 +148,8 @@ class OwnModel:
 
 
 @dataclass(frozen=True)
-class MergedModel:
-    """Experts on disk that were merged into one model; see `Expert`, whose attributes it has."""
-
-    name: str
-    folder: Path
-    device: torch.device
-    vocab_size: int
-    size: int
-    flops: float
-
-    @property
-    def domains(self) -> tuple[str, ...]:
-        """It answers as one model."""
-        return (self.name,)
+class MergedModel(SingleModel):
+    """Experts that were merged into one model."""
 
     @classmethod
     def found(cls, folder: Path, device: torch.device) -> MergedModel:

@@ -1,5 +1,5 @@
 """Codecs: they shrink the vectors that sites exchange. Each module holds a few codecs; this one finds them by name.
-Which one a run uses says `outer.codec`; site/membership.py hands it to the rounds.
+`outer.codec` says which one a run uses; site/membership.py hands it to the rounds.
 
 What a lossy codec drops is kept and sent later (error feedback): rounds/reduce.py computes it, and
 site/error_feedback.py keeps it.

@@ -294,7 +294,7 @@ def export(
     Args:
         config: the [model] section.
         weights: flat, shape [Layout.length].
-        folder: created if needed; any model in it is replaced. `is_ours` tells whether it may be.
+        folder: created if needed; any model in it is replaced. `require_ours` refuses it where it may not be.
         tokenizer: as in the [data] section: `bytes`, or the path of a tokenizer.json.
         shard_bytes: larger weights are split into files of at most this size in bytes, with an index.
 
@@ -337,9 +337,13 @@ def write_model(
     return folder
 
 
-def is_ours(folder: Path) -> bool:
-    """Whether an export may replace the content of a folder: nothing, or an earlier export."""
-    return not folder.exists() or (folder / MARK).exists() or not any(folder.iterdir())
+def require_ours(folder: Path) -> None:
+    """Raises PierError: an export may not replace what is in a folder, which is neither empty nor an earlier export."""
+    if folder.exists() and not (folder / MARK).exists() and any(folder.iterdir()):
+        raise PierError(
+            f"{folder} is not empty, and Pier did not write what is in it",
+            "Name a new folder. With --force a model that is there is replaced, for good.",
+        )
 
 
 def import_weights(folder: Path) -> tuple[ModelSection, Tensor]:

@@ -5,7 +5,7 @@ from Hugging Face's layout. llama.cpp rotates each dimension of a head with its 
 queries and keys are reordered; and GPT-2's linear layers are stored as ours are.
 
 Of tokenizers, llama.cpp splits text by rules that it has built in and a file names ("pre"). Those of GPT-2 and Llama 3
-are known here, and tokenizers that merge nothing, as `bytes`, which need none.
+are known here. Tokenizers that merge nothing, such as `bytes`, need no rule.
 """
 
 from __future__ import annotations
