@@ -1,14 +1,19 @@
-"""The simulated sites of bench/coordinator.py: each with a key, a TLS connection, a lease and a Watch stream."""
+"""The simulated sites of bench/coordinator.py, each with a key, a TLS connection, a lease and a Watch stream.
+
+Beside them the page is open in a browser, and Prometheus collects the metrics.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import aiohttp
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
@@ -34,6 +39,7 @@ HEARTBEAT, REPORT = 1.0, 10.0
 REGISTERING = 32
 """Sites that register at once."""
 PATIENCE = 30.0
+SCRAPE = 15.0
 
 
 @dataclass(frozen=True)
@@ -136,8 +142,43 @@ class SimulatedSite:
         return ReportRequest(lease=self._lease, stream=b"bench", first=first, records=records)
 
 
-async def load(members: list[Member], seconds: float, started: Callable[[], None]) -> Answers:
-    """Let all sites register, a few at a time, then work; `started` is called in between."""
+class Viewer:
+    """The page in a browser, which takes in whatever changes, and Prometheus."""
+
+    def __init__(self, page: str, answers: Answers) -> None:
+        self._page, self._answers = page, answers
+
+    async def watch(self, seconds: float) -> None:
+        """Look for so long."""
+        async with aiohttp.ClientSession(self._page) as session, asyncio.TaskGroup() as group:
+            group.create_task(self._changes(session, seconds))
+            group.create_task(self._scrapes(session, seconds))
+
+    async def _changes(self, session: aiohttp.ClientSession, seconds: float) -> None:
+        await self._get(session, "/api/board")
+        async with session.get("/api/stream", timeout=aiohttp.ClientTimeout(None)) as stream:
+            try:
+                async with asyncio.timeout(seconds):
+                    async for _ in stream.content.iter_any():
+                        pass
+            except TimeoutError:
+                pass
+
+    async def _scrapes(self, session: aiohttp.ClientSession, seconds: float) -> None:
+        for _ in range(math.ceil(seconds / SCRAPE)):
+            await self._get(session, "/metrics")
+            await asyncio.sleep(SCRAPE)
+
+    async def _get(self, session: aiohttp.ClientSession, path: str) -> None:
+        begun = time.perf_counter()
+        async with session.get(path) as answer:
+            answer.raise_for_status()
+            await answer.read()
+        self._answers.seconds[f"GET {path}"].append(time.perf_counter() - begun)
+
+
+async def load(members: list[Member], page: str, seconds: float, started: Callable[[], None]) -> Answers:
+    """Let all sites register, a few at a time, then work; `started` is called in between. `page` is its URL."""
     answers = Answers()
     sites = [SimulatedSite(member, answers) for member in members]
     gate = asyncio.Semaphore(REGISTERING)
@@ -148,6 +189,6 @@ async def load(members: list[Member], seconds: float, started: Callable[[], None
 
     await asyncio.gather(*map(register, sites))
     started()
-    await asyncio.gather(*(site.work(seconds) for site in sites))
+    await asyncio.gather(Viewer(page, answers).watch(seconds), *(site.work(seconds) for site in sites))
     await asyncio.gather(*(site.leave() for site in sites))
     return answers

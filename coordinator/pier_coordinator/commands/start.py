@@ -18,12 +18,12 @@ from rich.console import Console
 from pier_coordinator.identity.home import RUN_FILE, VIEWER_FILE, Home
 from pier_coordinator.page.access import Access
 from pier_coordinator.page.actions import Operator
-from pier_coordinator.page.app import make_app, make_public_app
+from pier_coordinator.page.app import SITES_A_SECOND, make_app, make_public_app
+from pier_coordinator.runs.compaction import Compaction
 from pier_coordinator.runs.coordinator import Coordinator
 from pier_coordinator.runs.pipeline import keep_drawn
 from pier_coordinator.runs.read_model import ReadModel
 from pier_coordinator.service.service import CoordinatorService
-from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.store import Store
 from pier_node.base.address import format_address, local_url, parse_address
 from pier_node.base.errors import PierError
@@ -35,7 +35,8 @@ from pier_node.commands.init import init as write_run
 from pier_node.wire.addresses import choose_address
 
 GLANCE = 0.5
-"""Seconds between two transfers of the sites' pulses and the experts' progress to the page's board."""
+"""Minimum seconds between two transfers of the sites' pulses and the experts' progress to the page's board. With many
+sites it is as seldom as a tick of the page."""
 TURN = 50
 """Number of sites transferred before calls get their turn."""
 COLLECTIONS = (50_000, 20, 20)
@@ -103,10 +104,10 @@ def run_coordinator(settings: Settings, quiet: bool, log_json: bool = False) -> 
 async def _run(settings: Settings, say: Callable[[str], None]) -> None:
     home, board = settings.home, ReadModel(config=settings.home.config)
     async with AsyncExitStack() as stack:
-        store = Store(home.database, lambda facts: _show(board, facts))
+        compaction = Compaction(board)
+        store = Store(home.database, compaction.told)
         stack.push_async_callback(store.close)
-        for fact in store.facts():
-            board.apply(fact)
+        compaction.restore(store)
         coordinator = Coordinator(store, home.config)
         await coordinator.begin()
         host, port = parse_address(settings.listen)
@@ -122,41 +123,43 @@ async def _run(settings: Settings, say: Callable[[str], None]) -> None:
         if settings.public:
             say(f"The public page: {await _serve_public(stack, settings, board)}")
         say(f"\nInvite a site:\n\n  pier-coordinator invite --data {home.folder} --name NAME\n")
-        await asyncio.gather(coordinator.watch_over(), _glance(coordinator, board), keep_drawn(coordinator, board))
+        await asyncio.gather(
+            coordinator.watch_over(),
+            compaction.keep_small(store),
+            _glance(coordinator, board, compaction),
+            keep_drawn(coordinator, board),
+        )
 
 
-def _show(board: ReadModel, facts: list[Fact]) -> None:
-    for fact in facts:
-        board.apply(fact)
-
-
-async def _glance(coordinator: Coordinator, board: ReadModel) -> None:
+async def _glance(coordinator: Coordinator, board: ReadModel, compaction: Compaction) -> None:
     while True:
         for number, site in enumerate(coordinator.nodes()):
-            board.pulse(site["node"], site, site["alive"])
+            if not compaction.busy:
+                board.pulse(site["node"], site, site["alive"])
             if number % TURN == TURN - 1:
                 await asyncio.sleep(0)
+        board.problem = coordinator.store.problem
         board.planned(coordinator.experts.shown())
-        await asyncio.sleep(GLANCE)
+        await asyncio.sleep(max(GLANCE, len(board.sites) / SITES_A_SECOND))
 
 
 async def _serve_page(stack: AsyncExitStack, settings: Settings, board: ReadModel, operator: Operator) -> str:
     """Serve the page; return its URL."""
     home, hosts = settings.home, (parse_address(settings.page)[0], *settings.hosts)
     access = Access(home.operator, hosts, home.viewer if settings.private else "")
-    return await _serve(stack, make_app(board, operator, access, _health()), settings.page, "--page")
+    return await _serve(stack, make_app(board, operator, access, _health(board)), settings.page, "--page")
 
 
 async def _serve_public(stack: AsyncExitStack, settings: Settings, board: ReadModel) -> str:
     """Serve the public page; return its URL."""
     assert settings.public is not None
     hosts = (parse_address(settings.public)[0], *settings.hosts)
-    return await _serve(stack, make_public_app(board, _health(), hosts), settings.public, "--public")
+    return await _serve(stack, make_public_app(board, _health(board), hosts), settings.public, "--public")
 
 
-def _health() -> Callable[[], dict[str, object]]:
+def _health(board: ReadModel) -> Callable[[], dict[str, object]]:
     began = time.time()
-    return lambda: {"ok": True, "since": began}
+    return lambda: {"ok": not board.problem, "since": began, "problem": board.problem}
 
 
 async def _serve(stack: AsyncExitStack, app: web.Application, address: str, option: str) -> str:

@@ -171,6 +171,12 @@ def _silent(board: ReadModel, _up: Callable[[str, str], bool]) -> Iterator[Alert
             yield Alert("silent", "error", site.node, text, remedy)
 
 
+def _disk(board: ReadModel, _up: Callable[[str, str], bool]) -> Iterator[Alert]:
+    if board.problem:
+        remedy = "free space on the disk of its folder; sites train on, and keep their reports until there is room"
+        yield Alert("disk", "error", "", f"the coordinator cannot store anything: {board.problem}", remedy)
+
+
 def _while(seconds: float) -> str:
     """A duration in words. It is coarse, because a screen reader repeats an alert whenever its text changes."""
     return age(seconds) if seconds >= 120 else "a minute" if seconds >= 60 else "less than a minute"
@@ -309,4 +315,4 @@ def _errors(board: ReadModel, _up: Callable[[str, str], bool]) -> Iterator[Alert
         yield Alert("error", "error", node, f"{board.name(node)}: {text}", "see its log: pier-coordinator logs")
 
 
-RULES: tuple[Rule, ...] = (_silent, _stalled, _late, _time, _retries, _loss, _clocks, _dropped, _memory, _errors)
+RULES: tuple[Rule, ...] = (_disk, _silent, _stalled, _late, _time, _retries, _loss, _clocks, _dropped, _memory, _errors)

@@ -17,7 +17,7 @@ from pier_coordinator.experts.execution import ExpertRun
 from pier_coordinator.runs.sites import Presence, Registry
 from pier_coordinator.store import sites as stored
 from pier_coordinator.store.facts import Fact
-from pier_coordinator.store.store import Store, Thinning
+from pier_coordinator.store.store import Store
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, config_changes
 from pier_node.identity.tls import der
@@ -93,7 +93,6 @@ def _known(value: float) -> float | None:
 CONFIG = "config"
 EXPIRY_SECONDS = 1.0
 TIDY_SECONDS = 10.0
-THINNING_SECONDS = 600.0
 
 log = logging.getLogger(__name__)
 
@@ -150,8 +149,8 @@ class Coordinator:
             )
 
     async def watch_over(self) -> None:
-        """Detect silent sites, look at the experts, tidy the database and thin out old samples, until cancelled."""
-        thinning, tidying, due = Thinning(self.store), self.wall() + TIDY_SECONDS, 0.0
+        """Detect silent sites, look at the experts and tidy the database, until cancelled."""
+        tidying = self.wall() + TIDY_SECONDS
         while True:
             try:
                 await self.expire()
@@ -159,9 +158,6 @@ class Coordinator:
                 if self.wall() >= tidying:
                     await self.store.tidy()
                     tidying = self.wall() + TIDY_SECONDS
-                if self.wall() >= due:
-                    await thinning.run(self.wall())
-                    due = self.wall() + THINNING_SECONDS
             except sqlite3.Error as error:  # the disk may have room again later
                 log.error("the database takes nothing: %s", error)
             await asyncio.sleep(EXPIRY_SECONDS)

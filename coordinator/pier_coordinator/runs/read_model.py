@@ -13,9 +13,10 @@ import secrets
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from pier_coordinator.runs.links import Links
 from pier_coordinator.runs.pipeline import Drawing, PipelineRows
 from pier_coordinator.runs.series import Series, rounded
 from pier_coordinator.runs.sites import CURVES as SITE_CURVES
@@ -64,71 +65,21 @@ class Latest:
         self._sum -= grains or 0
         return grains is not None
 
+    def kept(self) -> list[tuple[str, float, int]]:
+        """Node, time and millionths of each value, for a snapshot of the board."""
+        return [(node, *value) for node, value in self._latest.items()]
+
+    def restore(self, values: Iterable[tuple[str, float, int]]) -> None:
+        """Take in what `kept` gave."""
+        self._latest = {node: (time, grains) for node, time, grains in values}
+        self._sum = sum(grains for _, grains in self._latest.values())
+
     def _expire(self, now: float) -> None:
         while True:
             node, (time, _) = next(iter(self._latest.items()))
             if now - time <= WINDOW:
                 return
             self.forget(node)
-
-
-MOST_LINKS = 50_000
-"""Maximum number of links kept; the least recently measured ones are dropped first."""
-
-
-class Links:
-    """The newest measurement of each link, from a node to a peer."""
-
-    def __init__(self) -> None:
-        self._links: dict[tuple[str, str], dict[str, Any]] = {}
-        self._uplinks: dict[str, dict[str, float]] = {}
-        self._revoked: set[str] = set()
-
-    def __len__(self) -> int:
-        return len(self._links)
-
-    def take(self, node: str, body: Mapping[str, Any], stamp: int) -> None:
-        """Take in the measurement of a link from `node` to the peer named in the fact's body."""
-        peer = text(body, "peer")
-        if not self._revoked.isdisjoint((node, peer)):
-            return
-        before = self._links.pop((node, peer), {})
-        bandwidth = number(body, "bandwidth") or before.get("bandwidth")
-        self._links[node, peer] = {
-            "node": node,
-            "peer": peer,
-            "round_trip": rounded(number(body, "round_trip")),
-            "bandwidth": rounded(bandwidth),
-            "bytes_sent": whole(body, "bytes_sent"),
-            "stamp": stamp,
-        }
-        if bandwidth:
-            self._uplinks.setdefault(node, {})[peer] = bandwidth
-        while len(self._links) > MOST_LINKS:
-            self._drop(*next(iter(self._links)))
-
-    def revoke(self, node: str) -> None:
-        """Drop the links of a revoked site and ignore all later measurements of them."""
-        self._revoked.add(node)
-        for ends in [ends for ends in self._links if node in ends]:
-            self._drop(*ends)
-
-    def _drop(self, node: str, peer: str) -> None:
-        del self._links[node, peer]
-        self._uplinks.get(node, {}).pop(peer, None)
-
-    def uplink(self, node: str) -> float | None:
-        """A site's greatest measured bandwidth to any peer, in bytes per second; None: not measured."""
-        return max(self._uplinks.get(node, {}).values(), default=None)
-
-    def rows(self, since: int = 0, node: str | None = None, most: int = MOST_LINKS) -> list[dict[str, Any]]:
-        """At most `most` links that were measured after a stamp; with `node`, only those that begin or end there."""
-        chosen = (
-            link
-            for link in self._links.values()
-            if link["stamp"] > since and node in (None, link["node"], link["peer"])
-        )
-        return [link for link, _ in zip(chosen, range(most))]
 
 
 def said(fact: Fact) -> str:
@@ -162,6 +113,10 @@ FEW_SITES = 24
 """Up to this number of sites, the page gets every link and shows every site's rounds."""
 
 INFO = 20
+PLAIN = ("run", "round", "moved", "_tokens", "_step", "_trained")
+"""Attributes of a board that a snapshot keeps as they are."""
+PART = 1000
+"""Links in a part of a snapshot."""
 
 
 class ReadModel:
@@ -175,6 +130,7 @@ class ReadModel:
         round: the newest round that a site has committed.
         moved: when the board heard of that round.
         now: returns the time in seconds since the epoch.
+        problem: why the coordinator's disk takes nothing; "" if it does.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time, config: RunConfig | None = None) -> None:
@@ -192,6 +148,7 @@ class ReadModel:
         self._tokens, self._step = 0.0, 0.0
         self.round = 0
         self.moved = 0.0
+        self.problem = ""
         self._events: list[dict[str, Any]] = []
         self._samples: deque[dict[str, Any]] = deque(maxlen=SAMPLES)
         self._speeds, self._losses, self._norms = Latest(), Latest(), Latest()
@@ -365,6 +322,55 @@ class ReadModel:
             event = {"number": fact.number, "time": fact.time, "node": node, "kind": fact.kind, "level": level}
             insort(self._events, event | {"text": text_of_it, "stamp": self.stamp}, key=lambda it: it["time"])
             del self._events[:-EVENTS]
+
+    # --- snapshots -----------------------------------------------------------------------------
+
+    def parts(self) -> Iterator[dict[str, Any]]:
+        """What the facts until now amount to, in parts that `restore` takes in. No fact may be applied meanwhile.
+
+        Values are those of JSON, and copies of arrays. Of pulses only what facts tell, too, is in it.
+        """
+        yield {
+            **{key: getattr(self, key) for key in PLAIN},
+            "events": list(self._events),
+            "samples": list(self._samples),
+            "timeline": self.timeline.kept(),
+            "curves": {name: curve.kept() for name, curve in self.curves.items()},
+            **{key: latest.kept() for key, latest in self._latest().items()},
+            "revoked": [site.node for site in self.sites.values() if site.ending == REVOKED],
+        }
+        links = self.links.kept()
+        for at in range(0, len(links), PART):
+            yield {"links": links[at : at + PART]}
+        for site in self.sites.values():
+            yield {"site": site.kept()}
+
+    def restore(self, part: dict[str, Any]) -> None:
+        """Take in a part of a snapshot; the parts must come in their order, before any fact."""
+        self.stamp += 1
+        if "site" in part:
+            site = Site.restored(part["site"], self.stamp)
+            self.sites[site.node] = site
+        elif "links" in part:
+            self.links.restore(part["links"], self.stamp)
+        else:
+            self._restore_run(part)
+
+    def _restore_run(self, part: dict[str, Any]) -> None:
+        for key in PLAIN:
+            setattr(self, key, part.get(key, getattr(self, key)))
+        self._events = [event | {"stamp": self.stamp} for event in part["events"]]
+        self._samples.extend(sample | {"stamp": self.stamp} for sample in part["samples"])
+        self.timeline = RoundTimings.restored(part["timeline"], self.stamp)
+        for name, curve in part["curves"].items():
+            self.curves[name] = Series.restored(POINTS, curve, self.stamp)
+        for key, latest in self._latest().items():
+            latest.restore(part[key])
+        for node in part["revoked"]:
+            self.links.revoke(node)
+
+    def _latest(self) -> dict[str, Latest]:
+        return {"speeds": self._speeds, "losses": self._losses, "norms": self._norms}
 
     # --- output --------------------------------------------------------------------------------
 

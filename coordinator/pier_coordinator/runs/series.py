@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left
-from typing import Any
+from typing import Any, Self
 
 FARTHEST = 2.0**53
 """Places beyond this are ignored: a double cannot tell them apart."""
+
+COLUMNS = ("places", "sums", "least", "most", "counts")
 
 
 class Series:
@@ -72,6 +74,20 @@ class Series:
             self._counts[-1] += count
         self._stamps = array("Q", [stamp]) * len(self._places)
         self._reset = stamp
+
+    def kept(self) -> dict[str, Any]:
+        """Copies of its columns, for a snapshot of the board."""
+        return {"width": self.width, **{key: getattr(self, f"_{key}")[:] for key in COLUMNS}}
+
+    @classmethod
+    def restored(cls, limit: int, kept: dict[str, Any], stamp: int) -> Self:
+        """The curve of which `kept` gave the columns; `stamp` is that of this change."""
+        curve = cls(limit)
+        curve.width = kept["width"]
+        for key in COLUMNS:
+            setattr(curve, f"_{key}", kept[key])
+        curve._stamps = array("Q", [stamp]) * len(curve)
+        return curve
 
     def means(self) -> list[float]:
         """The mean value of each point, in order."""

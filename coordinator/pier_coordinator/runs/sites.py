@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
 from pier_coordinator.runs.series import Series, rounded
 from pier_coordinator.runs.timings import Segments
@@ -92,6 +92,25 @@ class Site:
     segments: Segments = field(default_factory=Segments)
     lines: deque[tuple[float, int, str]] = field(default_factory=lambda: deque(maxlen=LINES))
 
+    def kept(self) -> dict[str, Any]:
+        """What facts have told of it, for a snapshot of the board."""
+        return {
+            **{key: getattr(self, key) for key in PLAIN},
+            "curves": {name: curve.kept() for name, curve in self.curves.items()},
+            "segments": self.segments.kept(),
+            "lines": list(self.lines),
+        }
+
+    @classmethod
+    def restored(cls, kept: Mapping[str, Any], stamp: int) -> Self:
+        """The site of which `kept` was kept; `stamp` is that of this change."""
+        site = cls(**{key: kept[key] for key in PLAIN if key in kept}, stamp=stamp, lasting=stamp)
+        for name, curve in kept["curves"].items():
+            site.curves[name] = Series.restored(SITE_POINTS, curve, stamp)
+        site.segments = Segments.restored(kept["segments"])
+        site.lines.extend((when, level, line) for when, level, line in kept["lines"])
+        return site
+
     def registered(self, body: Mapping[str, Any]) -> None:
         """Take in its registration: it has started."""
         self.name = text(body, "name")[:64] or self.name
@@ -155,6 +174,10 @@ class Site:
             for key in ("name", "activity", "assignment", "address", "transport", "version", "workers", "device")
         }
 
+
+NOT_KEPT = ("stamp", "lasting", "alive", "offset", "shown", "curves", "segments", "lines")
+PLAIN = tuple(each.name for each in fields(Site) if each.name not in NOT_KEPT)
+"""Attributes that a snapshot keeps as they are. Those that only pulses tell are as after a start without one."""
 
 LEASE_SECONDS = 15.0
 HEARTBEAT_SECONDS = 1.0

@@ -10,8 +10,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Self
 
 from pier_coordinator.runs.series import rounded
 from pier_coordinator.store.facts import amount, whole
@@ -71,6 +71,17 @@ class Segments:
         self._numbers[at:at] = array("d", segment)
         if len(self) > LATEST:
             del self._numbers[:WIDE]
+
+    def kept(self) -> array[float]:
+        """A copy of its numbers, for a snapshot of the board."""
+        return self._numbers[:]
+
+    @classmethod
+    def restored(cls, numbers: array[float]) -> Self:
+        """The rounds of which `kept` gave the numbers."""
+        segments = cls()
+        segments._numbers = numbers
+        return segments
 
     def last(self, count: int = LATEST) -> list[Segment]:
         """The last `count` rounds, in order."""
@@ -169,6 +180,19 @@ class RoundTimings:
             first = bucket.first // self.width * self.width
             self._buckets.setdefault(first, Bucket(first, stamp)).merge(bucket)
         self._reset = stamp
+
+    def kept(self) -> dict[str, Any]:
+        """Its buckets, for a snapshot of the board."""
+        return {"width": self.width, "buckets": [asdict(bucket) for bucket in self._buckets.values()]}
+
+    @classmethod
+    def restored(cls, kept: dict[str, Any], stamp: int) -> Self:
+        """The timings of which `kept` gave the buckets; `stamp` is that of this change."""
+        timings = cls()
+        timings.width = kept["width"]
+        for fields in kept["buckets"]:
+            timings._buckets[fields["first"]] = Bucket(**{**fields, "stamp": stamp})
+        return timings
 
     def rows(self, since: int = 0) -> dict[str, Any]:
         """Buckets that changed after a stamp, for JSON; with `reset`, they replace all buckets sent before."""

@@ -63,6 +63,9 @@ def text(body: Mapping[str, Any], key: str) -> str:
     return "".join(it if it.isprintable() else " " for it in value[:LONGEST]) if isinstance(value, str) else ""
 
 
+LASTING = "kind IN ('run', 'site')"
+"""Facts that are needed to understand later ones, in the words of their index."""
+
 Kind = Literal["run", "site", "sample", "round", "link", "note", "expert", "plan", "order", "event"]
 
 
@@ -124,8 +127,7 @@ def facts_after(connection: sqlite3.Connection, number: int) -> Iterator[Fact]:
 
 def lasting_facts(connection: sqlite3.Connection, before: int) -> Iterator[Fact]:
     """The facts below a number that are needed to understand later ones: run and sites, in order."""
-    kinds = "('run', 'site')"
-    rows = connection.execute(f"SELECT * FROM facts WHERE number < ? AND kind IN {kinds} ORDER BY number", (before,))
+    rows = connection.execute(f"SELECT * FROM facts WHERE number < ? AND {LASTING} ORDER BY number", (before,))
     return map(fact_of, rows)
 
 

@@ -18,7 +18,7 @@ from typing import BinaryIO
 from pier_coordinator.store.facts import Fact, facts_after, insert, last_number, lasting_facts
 
 LIMIT = 1 << 30
-"""Bytes: some months of a run of three sites, half a day of a run of a thousand sites."""
+"""Bytes: some months of a run of three sites, four hours of a run of a thousand sites."""
 
 
 def put_aside(path: Path) -> Path:
@@ -110,12 +110,16 @@ class LogWriter:
 
     The database lacks the newest lines after a power cut. The log lacks them if the process died between the commit and
     the write.
+
+    Attributes:
+        problem: why the last lines could not be written; "" if they were.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         """Raises OSError, ValueError (a line in the middle of the log is invalid), sqlite3.Error."""
         self._connection = connection
         self._path = path
+        self.problem = ""
         self._log: EventLog | None = self._opened()
         self._adopt(self._log)
 
@@ -129,8 +133,11 @@ class LogWriter:
                     self._log.turn()
                     self._log.append(lasting_facts(self._connection, before=facts[0].number))
                 self._log.append(facts)
+            self.problem = ""
         except (OSError, ValueError) as error:
-            log.error("%s: %s; the database continues without it", self._path, error)
+            if not self.problem:
+                log.error("%s: %s; the database continues without it", self._path, error)
+            self.problem = f"{self._path.name}: {getattr(error, 'strerror', None) or error}"
             self.close()
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from pier_coordinator.store.facts import Fact, event
+from pier_coordinator.store.snapshots import number_of
 from pier_coordinator.store.writer import Transaction
 from pier_node.config.run import SITES
 
@@ -212,7 +213,7 @@ def revoke(transaction: Transaction, node: str, now: float) -> SiteRow:
     told = {"level": 30, "text": f"{site.name} was revoked", "state": "revoked"}
     transaction.add([Fact(now, "event", node, told)])
     end_invite(transaction, site.invite, site.name, now)
-    started = transaction.one("SELECT 1 FROM facts WHERE kind = 'round' LIMIT 1")
+    started = number_of(transaction.connection) or transaction.one("SELECT 1 FROM facts WHERE kind = 'round' LIMIT 1")
     if not started and get_meta(transaction, FOUNDER) == node:  # otherwise no site would ever begin the run
         put_meta(transaction, FOUNDER, None)
     return _found(transaction, node)

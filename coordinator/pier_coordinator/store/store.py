@@ -3,32 +3,36 @@
 What is read is what is committed. Readers and the writer never wait for each other. The schema of the database is given
 as numbered steps: step n migrates a database from `user_version` n - 1 to n.
 
-Old samples and log lines below warnings are thinned out: after a day, one of each per site per five minutes remains.
-The log keeps all of them.
+A snapshot (snapshots.py) replaces old facts, so that the database stays small. The log has them longer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from logging import INFO
 from pathlib import Path
-from typing import BinaryIO, Concatenate, ParamSpec, TypeVar
+from typing import Any, BinaryIO, Concatenate, ParamSpec, TypeVar
 
 from pier_coordinator.store.experts import AcceptedPlan, newest
 from pier_coordinator.store.facts import Fact, fact_of, last_number
 from pier_coordinator.store.log import LogWriter
 from pier_coordinator.store.sites import InviteRow, OrderRow, SiteRow
+from pier_coordinator.store.snapshots import number_of, parts_of, size_of, unpack
 from pier_coordinator.store.writer import Told, Transaction, Writer
 from pier_node.base.errors import PierError
 
 LOG_NAME = "events.jsonl"
 PAGE = 1000
 """Number of facts read at a time, so that no reader blocks the checkpoint of the write-ahead log for long."""
+SHRINKS = 512 << 20
+"""Free bytes in the database from which on it is made smaller at a start: after an upgrade from a version without
+snapshots, mostly."""
 
+log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -49,6 +53,7 @@ class Store:
             self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.execute("PRAGMA wal_autocheckpoint = 0")  # or a commit waits for the disk every second
             migrate(self._connection, path)
+            _shrink(self._connection)
             self._log = LogWriter(self._connection, path.with_name(LOG_NAME))
             self._reading = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
             self._reading.row_factory = sqlite3.Row
@@ -68,6 +73,11 @@ class Store:
     def folder(self) -> Path:
         """The folder that holds the database and everything else that the run must remember."""
         return self._path.parent
+
+    @property
+    def problem(self) -> str:
+        """Why the disk took nothing when the database or the event log was last written; "" if it did."""
+        return self._writer.problem or self._log.problem
 
     async def tidy(self) -> None:
         """Move what was committed from the write-ahead log into the database, in a thread. Call it now and then."""
@@ -122,15 +132,19 @@ class Store:
         row = self._reading.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
-    def passing(self, kind: str, after: int, before: float, count: int) -> list[tuple[int, float, str]]:
-        """Number, time and site of the next samples, or notes below warnings, up to the first one since `before`."""
-        rows = self._reading.execute(
-            "SELECT number, time, node FROM facts WHERE kind = ? AND number > ? "
-            "AND (kind = 'sample' OR json_extract(body, '$.level') <= ?) ORDER BY number LIMIT ?",
-            (kind, after, INFO, count),
-        ).fetchall()
-        young = next((index for index, row in enumerate(rows) if row["time"] >= before), len(rows))
-        return [(row["number"], row["time"], row["node"]) for row in rows[:young]]
+    def snapshot(self) -> tuple[int, Iterator[dict[str, Any]]]:
+        """The number of the last fact in the snapshot of the board, and its parts; 0 and nothing if there is none."""
+        number = number_of(self._reading)
+        return number, map(unpack, parts_of(self._reading, number))
+
+    def snapshot_bytes(self) -> int:
+        """Bytes that the snapshot takes in the database."""
+        return size_of(self._reading, number_of(self._reading))
+
+    def used_bytes(self) -> int:
+        """Bytes in use in the database; the file may be larger, with room for what comes."""
+        pages, free, size = (_pragma(self._reading, name) for name in ("page_count", "freelist_count", "page_size"))
+        return (pages - free) * size
 
 
 def unusable(path: Path, error: Exception) -> PierError:
@@ -140,6 +154,21 @@ def unusable(path: Path, error: Exception) -> PierError:
         "Make sure that the folder is there, that the disk is not full, and that this user may write to it; "
         "if the file is broken, restore it from a backup.",
     )
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+def _shrink(connection: sqlite3.Connection) -> None:
+    """Give the disk back what has become free in the file, if that is much."""
+    if _pragma(connection, "freelist_count") * _pragma(connection, "page_size") < SHRINKS:
+        return
+    try:
+        connection.execute("VACUUM")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    except sqlite3.Error as error:  # it needs as much room as the database takes
+        log.warning("the database could not be made smaller: %s", error)
 
 
 def _checkpoint(path: Path) -> None:
@@ -159,43 +188,6 @@ def _lock(path: Path) -> BinaryIO:
     except OSError as error:
         raise unusable(path, error) from error
     return lock
-
-
-DAY = 24 * 3600.0
-SPAN = 300.0
-STEP = 1000
-"""Maximum number of samples read, and deleted, at a time."""
-
-
-class Thinning:
-    """Thins out old samples and log lines. It continues where it stopped; after a start, it begins with the first."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._done = {"sample": 0, "note": 0}
-        self._kept: dict[tuple[str, str], float] = {}
-
-    async def run(self, now: float) -> int:
-        """Thin out what is old at `now`; return how many facts were deleted. Raises sqlite3.Error."""
-        count = 0
-        for kind in self._done:
-            while old := self._store.passing(kind, self._done[kind], now - DAY, STEP):
-                extra = [number for number, time, node in old if not self._keeps((kind, node), time)]
-                await self._store.do(_forget, extra)
-                self._done[kind] = old[-1][0]
-                count += len(extra)
-        return count
-
-    def _keeps(self, source: tuple[str, str], time: float) -> bool:
-        span = time // SPAN
-        fresh = self._kept.get(source) != span
-        self._kept[source] = span
-        return fresh
-
-
-def _forget(transaction: Transaction, numbers: Iterable[int]) -> None:
-    """Delete facts; the log keeps them."""
-    transaction.connection.executemany("DELETE FROM facts WHERE number = ?", ((number,) for number in numbers))
 
 
 MIGRATIONS = (
@@ -266,6 +258,16 @@ MIGRATIONS = (
     """
     INSERT INTO meta SELECT 'revocations', CAST(latest * 1000 AS INTEGER)
         FROM (SELECT MAX(revoked_at) AS latest FROM sites) WHERE latest IS NOT NULL;
+    """,
+    """
+    CREATE TABLE snapshots (
+        number INTEGER NOT NULL,                   -- of the last fact in it
+        part INTEGER NOT NULL,
+        body BLOB NOT NULL,                        -- JSON, compressed
+        PRIMARY KEY (number, part)
+    );
+    DROP INDEX facts_by_kind;
+    CREATE INDEX lasting_facts ON facts (number) WHERE kind IN ('run', 'site');
     """,
 )
 

@@ -86,9 +86,13 @@ class Writer:
         last: number of the newest fact.
         logged: called in the writer's thread with the committed facts; it must handle its own errors.
         told: called in the event loop with the committed facts, in order.
+
+    Attributes:
+        problem: why the database took nothing when it was last written; "" if it did.
     """
 
     def __init__(self, connection: sqlite3.Connection, last: int, logged: Told, told: Told) -> None:
+        self.problem = ""
         self._connection = connection
         self._last = last
         self._logged = logged
@@ -141,14 +145,22 @@ class Writer:
             if jobs:
                 self._connection.execute("COMMIT")
         except sqlite3.Error as error:
-            log.error("the database takes nothing: %s", error)
+            self._say(str(error))
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             for job in jobs:
                 job.error = error
             return []
+        self._say("")
         self._last = transaction.last
         return transaction.facts
+
+    def _say(self, problem: str) -> None:
+        if problem and not self.problem:
+            log.error("the database takes nothing: %s; sites keep their reports until it does", problem)
+        elif self.problem and not problem:
+            log.info("the database takes everything again")
+        self.problem = problem
 
     def _batch(self, job: _Job | None) -> Iterator[_Job]:
         """Yield this job, then those queued by now or within BATCH_SECONDS."""

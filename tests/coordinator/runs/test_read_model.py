@@ -12,7 +12,6 @@ from coordinator.played import LABS, START, Played, Replayed, node, pulse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pier_coordinator.runs import read_model as module
 from pier_coordinator.runs.read_model import (
     EVENTS,
     FEW_SITES,
@@ -21,11 +20,11 @@ from pier_coordinator.runs.read_model import (
     SAMPLES,
     WINDOW,
     Latest,
-    Links,
     ReadModel,
 )
 from pier_coordinator.runs.sites import LINES, SILENT_AFTER
 from pier_coordinator.store.facts import Fact, Kind
+from pier_coordinator.store.snapshots import pack, unpack
 
 A, B, C = (node(lab.name) for lab in LABS)
 KEYS = (
@@ -55,6 +54,44 @@ def played(**how: Any) -> ReadModel:
 def row(board: ReadModel, name: str) -> dict[str, Any]:
     (found,) = [it for it in board.snapshot()["sites"] if it["name"] == name]
     return dict(found)
+
+
+@given(st.lists(FACTS, max_size=40), st.lists(FACTS, max_size=20))
+def test_a_snapshot_replaces_the_facts_that_it_was_made_of(before: list[Fact], after: list[Fact]) -> None:
+    whole, again = Replayed(), Replayed()
+    for fact in before:
+        whole.apply(fact)
+    for part in whole.parts():
+        again.restore(unpack(pack(part)))
+    again.newest = whole.newest
+    for fact in after:
+        whole.apply(fact)
+        again.apply(fact)
+    assert shown(again) == shown(whole)
+
+
+def test_curves_and_rounds_are_as_they_were_after_a_snapshot() -> None:
+    board = played(rounds=700, retried=(3, 650))
+    again = ReadModel(board.now)
+    for part in board.parts():
+        again.restore(unpack(pack(part)))
+    assert shown(again) == shown(board)
+    assert again.curves_of([A, B, C]) == board.curves_of([A, B, C])
+    assert again.rounds_of(600, 700) == board.rounds_of(600, 700)
+    assert again.lines_of(A) == board.lines_of(A)
+    board.pulse(A, pulse(LABS[0], 701), True)
+    again.pulse(A, pulse(LABS[0], 701), True)
+    assert again.totals() == board.totals()
+
+
+def shown(board: ReadModel) -> dict[str, Any]:
+    """All that the page shows of it, without stamps."""
+    board.refresh()
+    told = json.loads(json.dumps(board.snapshot()))
+    told["events"] = [{**it, "stamp": 0} for it in told["events"]]
+    told["samples"] = [{**it, "stamp": 0} for it in told["samples"]]
+    told["links"] = sorted(({**it, "stamp": 0} for it in told["links"]), key=json.dumps)
+    return {**told, "boot": "", "stamp": 0}
 
 
 @given(st.lists(st.one_of(FACTS, st.tuples(st.sampled_from("ab"), BODIES, st.booleans())), max_size=40))
@@ -411,66 +448,6 @@ def test_the_sum_does_not_drift(told: list[tuple[str, float, float]]) -> None:
         latest.take(who, 2e4, 0.0)
     latest.take("a", 2e4, 1.0)
     assert latest.sum == pytest.approx(1.0)
-
-
-def test_the_newest_measurement_of_a_link_counts() -> None:
-    links = Links()
-    links.take("a", {"peer": "b", "round_trip": 0.1, "bandwidth": 1e6, "bytes_sent": 5}, 1)
-    links.take("a", {"peer": "b", "round_trip": 0.2, "bandwidth": 2e6, "bytes_sent": 9}, 2)
-    assert links.rows() == [
-        {"node": "a", "peer": "b", "round_trip": 0.2, "bandwidth": 2e6, "bytes_sent": 9, "stamp": 2}
-    ]
-
-
-def test_a_bandwidth_of_zero_is_not_known() -> None:
-    links = Links()
-    links.take("a", {"peer": "b", "round_trip": 0.1, "bandwidth": 0}, 1)
-    assert links.rows()[0]["bandwidth"] is None
-    assert links.uplink("a") is None
-
-
-def test_a_bandwidth_lasts_until_it_is_measured_again() -> None:
-    links = Links()
-    for bandwidth in (3e6, 0):
-        links.take("a", {"peer": "b", "bandwidth": bandwidth}, 1)
-    assert (links.rows()[0]["bandwidth"], links.uplink("a")) == (3e6, 3e6)
-
-
-def test_the_uplink_is_the_best_way_out() -> None:
-    links = Links()
-    links.take("a", {"peer": "b", "bandwidth": 1e6}, 1)
-    links.take("a", {"peer": "c", "bandwidth": 8e6}, 2)
-    links.take("c", {"peer": "a", "bandwidth": 99e6}, 3)
-    assert links.uplink("a") == 8e6
-
-
-def test_links_are_chosen_by_stamp_and_by_site() -> None:
-    links = Links()
-    for stamp, (who, peer) in enumerate([("a", "b"), ("b", "c"), ("c", "a")], start=1):
-        links.take(who, {"peer": peer}, stamp)
-    assert [link["node"] for link in links.rows(since=2)] == ["c"]
-    assert [link["node"] for link in links.rows(node="a")] == ["a", "c"]
-    assert len(links.rows(most=2)) == 2
-
-
-def test_a_revoked_site_has_no_links_nor_gets_any() -> None:
-    links = Links()
-    for stamp, (who, peer) in enumerate([("a", "b"), ("b", "c"), ("c", "a")], start=1):
-        links.take(who, {"peer": peer, "bandwidth": 1e6}, stamp)
-    links.revoke("b")
-    links.take("c", {"peer": "b", "bandwidth": 9e6}, 4)
-    links.take("b", {"peer": "c"}, 5)
-    assert [(link["node"], link["peer"]) for link in links.rows()] == [("c", "a")]
-    assert (links.uplink("a"), links.uplink("c")) == (None, 1e6)
-
-
-def test_the_oldest_links_are_forgotten() -> None:
-    links = Links()
-    for peer in range(module.MOST_LINKS + 10):
-        links.take("a", {"peer": str(peer), "bandwidth": float(peer + 1)}, peer)
-    assert len(links) == module.MOST_LINKS
-    assert links.rows()[0]["peer"] == "10"
-    assert links.uplink("a") == module.MOST_LINKS + 10
 
 
 def test_samples_of_text_are_kept_once_bounded_and_without_control_characters() -> None:

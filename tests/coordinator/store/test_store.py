@@ -1,4 +1,4 @@
-"""The store: what is kept, when, and how it grows old."""
+"""The store: what is kept, and when."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pier_coordinator.store.sites import (
     set_order,
     take_report,
 )
-from pier_coordinator.store.store import DAY, LOG_NAME, MIGRATIONS, SPAN, Store, Thinning, migrate
+from pier_coordinator.store.store import LOG_NAME, MIGRATIONS, Store, migrate
 from pier_node.base.errors import PierError
 
 
@@ -78,14 +78,14 @@ async def test_what_is_asked_at_once_is_committed_together_in_order(store: Store
 
 async def test_the_write_ahead_log_is_short_again_when_the_database_was_tidied(store: Store, tmp_path: Path) -> None:
     log = tmp_path / "run.db-wal"
-    for number in range(50):
+    for number in range(60):
         await store.add_facts([note(str(number) * 2000)])
     assert log.stat().st_size > 1_000_000
     writing = asyncio.create_task(store.add_facts([note("meanwhile")]))
     await store.tidy()
     await writing
     assert log.stat().st_size < 100_000
-    assert len(texts(store)) == 51
+    assert len(texts(store)) == 61
 
 
 async def test_an_operation_that_fails_takes_nothing_else_along(store: Store) -> None:
@@ -339,47 +339,25 @@ async def test_streams_are_apart_and_old_ones_are_forgotten(store: Store, tmp_pa
     assert len(texts(store)) == STREAMS + 1
 
 
-def sample(time: float, node: str) -> Fact:
-    return Fact(time, "sample", node, {"loss": 1.0})
-
-
-async def test_of_old_samples_one_of_a_site_and_five_minutes_stays(tmp_path: Path) -> None:
+async def test_a_full_disk_is_said_and_what_was_acknowledged_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = open_store(tmp_path)
-    begin = NOW - NOW % SPAN
-    for step in range(0, 1800, 10):
-        await store.add_facts([sample(begin + step, site.node) for site in (ALICE, BOB)])
-    await store.add_facts([note("stays")])
-    thinning = Thinning(store)
-    assert await thinning.run(begin + DAY) == 0
-    gone = await thinning.run(begin + 600 + DAY)
-    assert gone == 2 * (60 - 2)
-    left = [(fact.time - begin, fact.node) for fact in of_kind(store, "sample") if fact.time < begin + 600]
-    assert left == [(0, ALICE.node), (0, BOB.node), (300, ALICE.node), (300, BOB.node)]
-    assert await thinning.run(begin + 1800 + DAY) == 2 * (120 - 4)
-    assert [fact.body["text"] for fact in of_kind(store, "note")] == ["stays"]
-    assert await Thinning(store).run(begin + 1800 + DAY) == 0
-    assert len((tmp_path / LOG_NAME).read_text().splitlines()) == 361
-    await store.close()
-
-
-async def test_old_log_lines_are_thinned_out_and_warnings_stay(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    begin = NOW - NOW % SPAN
-    for step, level in enumerate((20, 20, 30, 20)):
-        await store.add_facts([Fact(begin + step, "note", ALICE.node, {"level": level, "text": str(step)})])
-    assert await Thinning(store).run(begin + 600 + DAY) == 2
-    assert [fact.body["text"] for fact in of_kind(store, "note")] == ["0", "2"]
-    await store.close()
-
-
-async def test_numbers_are_not_given_again_when_the_newest_facts_are_gone(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    await store.add_facts([sample(NOW, ALICE.node), sample(NOW + 1, ALICE.node)])
-    assert await Thinning(store).run(NOW + 2 * DAY) == 1
+    await store.do(take_report, report(0, 3), NOW)
+    pages = await store.do(lambda it: it.execute("PRAGMA page_count").fetchone()[0])
+    await store.do(lambda it: it.execute(f"PRAGMA max_page_count = {pages + 2}").fetchone())
+    for _ in range(3):
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            await store.do(take_report, report(3, 200), NOW)
+    assert store.problem == "database or disk is full"
+    assert caplog.text.count("the database takes nothing") == 1
+    assert texts(store) == ["0", "1", "2"]
+    await store.do(lambda it: it.execute("PRAGMA max_page_count = 100000").fetchone())
+    assert await store.do(take_report, report(3, 200), NOW) == 203
+    assert store.problem == ""
     await store.close()
     again = open_store(tmp_path)
-    (added,) = await again.add_facts([note("next")])
-    assert added.number == 3
+    assert texts(again) == [str(number) for number in range(203)]
     await again.close()
 
 
@@ -417,7 +395,17 @@ def test_a_step_that_fails_leaves_the_version_before_it(connection: sqlite3.Conn
 def test_all_steps_make_the_present_tables(connection: sqlite3.Connection) -> None:
     migrate(connection, PATH)
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    assert tables >= {"facts", "sites", "invites", "streams", "orders", "meta", "expert_plans", "expert_jobs"}
+    assert tables >= {
+        "facts",
+        "sites",
+        "invites",
+        "streams",
+        "orders",
+        "meta",
+        "expert_plans",
+        "expert_jobs",
+        "snapshots",
+    }
     assert version(connection) == len(MIGRATIONS)
 
 
