@@ -7,12 +7,14 @@ three records each 10 s. The page is open in one browser, and Prometheus collect
 is `pier-coordinator start`, its page included, in a process of its own; all sites are in one other process on the same
 machine. An answer's time is taken at the site: from the request to the answer, with whatever the two processes have to
 do before. Sites were let in before (an address may enrol two a second); they register 32 at once, which includes the
-TLS handshake, and is over before the rest is measured.
+TLS handshake, and is over before the rest is measured. The run has lasted for a while: the database is so full that it
+is compacted in the minute measured.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import multiprocessing as mp
@@ -21,8 +23,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 import psutil
@@ -33,6 +36,7 @@ from rich.table import Table
 from bench.coordinator_load import Answers, Member, load
 from pier_coordinator.commands.start import Settings, run_coordinator
 from pier_coordinator.identity.home import DAEMON_FILE, RUN_FILE, Home
+from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.sites import InviteRow, add_invite, enrol
 from pier_coordinator.store.store import LOG_NAME, Store
 from pier_node.base.address import parse_address
@@ -42,6 +46,8 @@ from pier_node.identity.node import Identity
 GOAL = 0.050
 """Seconds, p99 of an answer."""
 HOUR = 3600
+FULL = 62 << 20
+"""Bytes in the database at the beginning: a little less than what makes the coordinator compact it."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,12 @@ class Latency:
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured. Sizes are bytes; `cpu` are cores that the coordinator kept busy."""
+    """What was measured. Sizes are bytes; `cpu` are cores that the coordinator kept busy.
+
+    Attributes:
+        start_seconds: until the coordinator answered, with what the database had then.
+        database, log: sizes at the end, that of the database with its write-ahead log.
+    """
 
     sites: int
     seconds: float
@@ -73,8 +84,9 @@ class Figures:
     memory: int
     cpu: float
     load_cpu: float
-    database_an_hour: int
-    log_an_hour: int
+    start_seconds: float
+    database: int
+    log: int
 
 
 async def let_in(home: Home, nodes: list[str]) -> None:
@@ -87,14 +99,43 @@ async def let_in(home: Home, nodes: list[str]) -> None:
     await store.close()
 
 
+async def fill(home: Home, nodes: list[str], size: int) -> None:
+    """Store what the sites have told before, until the database is so large."""
+    store, rounds = Store(home.database, lambda _: None), itertools.count(1)
+    while _size(home) < size:
+        for round in itertools.islice(rounds, 1 + 2000 // len(nodes)):
+            await store.add_facts(_facts(nodes, round, time.time()))
+        await store.tidy()
+    await store.close()
+
+
+def _facts(nodes: list[str], round: int, now: float) -> Iterator[Fact]:
+    """What sites have told in a past round of ten seconds."""
+    for node in nodes:
+        when, done = now - HOUR + 10 * round, {"inner_step": 50 * round, "tokens": 10**6 * round, "loss": 2.5}
+        yield Fact(when, "sample", node, {**done, "tokens_per_second": 12345.6, "utilisation": 0.9, "memory": 10**9})
+        yield Fact(when, "round", node, {"round": round, "members": [node], "compute": 9.0, "exchange": 0.5})
+        yield Fact(when, "link", node, {"peer": nodes[round % len(nodes)], "round_trip": 0.05, "bandwidth": 5e6})
+
+
 def serve(folder: Path) -> None:
     """The coordinator's process."""
     run_coordinator(Settings(Home(folder), "127.0.0.1:0", None, "127.0.0.1:0"), quiet=True)
 
 
+class Started(NamedTuple):
+    """A coordinator: its process, its port, the URL of its page, and how long its start took, in seconds."""
+
+    process: int
+    port: int
+    page: str
+    seconds: float
+
+
 @contextmanager
-def coordinator(home: Home) -> Iterator[tuple[int, int, str]]:
-    """`pier-coordinator start` in a process of its own: its id, its port, and the URL of its page."""
+def coordinator(home: Home) -> Iterator[Started]:
+    """`pier-coordinator start` in a process of its own."""
+    begun = time.perf_counter()
     process = mp.get_context("spawn").Process(target=serve, args=(home.folder,))
     process.start()
     assert process.pid is not None
@@ -105,7 +146,8 @@ def coordinator(home: Home) -> Iterator[tuple[int, int, str]]:
                 raise RuntimeError("the coordinator ended")
             time.sleep(0.05)
         found = json.loads(announced.read_text())
-        yield process.pid, parse_address(found["address"])[1], found["http"]
+        seconds = time.perf_counter() - begun
+        yield Started(process.pid, parse_address(found["address"])[1], found["http"], seconds)
     finally:
         process.terminate()
         process.join()
@@ -117,22 +159,18 @@ class Meter:
 
     process: psutil.Process
     home: Home
+    start_seconds: float
     begun: float = 0.0
     cpu: float = 0.0
     load_cpu: float = 0.0
-    sizes: tuple[int, int] = field(default=(0, 0))
 
     def start(self) -> None:
         """Begin to count."""
         self.begun, self.cpu, self.load_cpu = time.perf_counter(), _cpu(self.process), _cpu(psutil.Process())
-        self.sizes = self._sizes()
 
     def figures(self, sites: int, answers: Answers) -> Figures:
         """Since then."""
         seconds = time.perf_counter() - self.begun
-        database, log = (
-            round((now - then) * HOUR / seconds) for now, then in zip(self._sizes(), self.sizes, strict=True)
-        )
         return Figures(
             sites,
             seconds,
@@ -141,16 +179,17 @@ class Meter:
             self.process.memory_info().rss,
             (_cpu(self.process) - self.cpu) / seconds,
             (_cpu(psutil.Process()) - self.load_cpu) / seconds,
-            database,
-            log,
+            self.start_seconds,
+            sum(file.stat().st_size for file in self.home.folder.glob(f"{self.home.database.name}*")),
+            (self.home.folder / LOG_NAME).stat().st_size,
         )
 
-    def _sizes(self) -> tuple[int, int]:
-        with closing(sqlite3.connect(self.home.database)) as database:  # a part of it is in its write-ahead log
-            ((pages,), (page,)) = (
-                database.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")
-            )
-        return pages * page, (self.home.folder / LOG_NAME).stat().st_size
+
+def _size(home: Home) -> int:
+    """Bytes in the database, of which a part may be in its write-ahead log."""
+    with closing(sqlite3.connect(home.database)) as database:
+        pages, page = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+    return int(pages * page)
 
 
 def _cpu(process: psutil.Process) -> float:
@@ -158,26 +197,29 @@ def _cpu(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def measure(sites: int, seconds: float) -> Figures:
-    """One coordinator, so many sites, for so long."""
+def measure(sites: int, seconds: float, full: int = FULL) -> Figures:
+    """One coordinator, so many sites, for so long; the database has `full` bytes before."""
     identities = [Identity(ec.generate_private_key(ec.SECP256R1())) for _ in range(sites)]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / RUN_FILE).write_text(f'[run]\nname = "bench"\nsites = {sites}\n')
         home = Home.found(Path(folder))
-        asyncio.run(let_in(home, [identity.node for identity in identities]))
-        with coordinator(home) as (process, port, page):
+        nodes = [identity.node for identity in identities]
+        asyncio.run(let_in(home, nodes))
+        asyncio.run(fill(home, nodes, full))
+        with coordinator(home) as it:
             name, run_hash = home.identity.node, home.config.hash()
-            members = [Member(each.node, credentials(each, home.token), port, name, run_hash) for each in identities]
-            meter = Meter(psutil.Process(process), home)
-            return meter.figures(sites, asyncio.run(load(members, page, seconds, meter.start)))
+            own = [(each.node, credentials(each, home.token)) for each in identities]
+            members = [Member(*each, it.port, name, run_hash) for each in own]
+            meter = Meter(psutil.Process(it.process), home, it.seconds)
+            return meter.figures(sites, asyncio.run(load(members, it.page, seconds, meter.start)))
 
 
 def table(figures: Figures) -> Table:
     """The answer times, and below what they cost."""
     caption = (
-        f"{len(figures.errors)} errors. Coordinator: {figures.cpu:.2f} cores, {figures.memory / 1e6:.0f} MB; "
-        f"an hour of this: {figures.database_an_hour / 1e6:.0f} MB of database, {figures.log_an_hour / 1e6:.0f} MB "
-        f"of event log. Load generator: {figures.load_cpu:.2f} cores."
+        f"{len(figures.errors)} errors. Coordinator: {figures.cpu:.2f} cores, {figures.memory / 1e6:.0f} MB, ready "
+        f"after {figures.start_seconds:.1f} s; at the end {figures.database / 1e6:.0f} MB of database and "
+        f"{figures.log / 1e6:.0f} MB of event log. Load generator: {figures.load_cpu:.2f} cores."
     )
     shown = Table("method", title=f"{figures.sites} sites for {figures.seconds:.0f} s; answers in ms", caption=caption)
     for heading in ("answers", "p50", "p99", "slowest", f"p99 < {GOAL * 1e3:.0f} ms"):

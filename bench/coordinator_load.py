@@ -39,7 +39,7 @@ HEARTBEAT, REPORT = 1.0, 10.0
 REGISTERING = 32
 """Sites that register at once."""
 PATIENCE = 30.0
-SCRAPE = 15.0
+SCRAPE = 15
 
 
 @dataclass(frozen=True)
@@ -165,9 +165,9 @@ class Viewer:
                 pass
 
     async def _scrapes(self, session: aiohttp.ClientSession, seconds: float) -> None:
-        for _ in range(math.ceil(seconds / SCRAPE)):
+        for left in range(math.ceil(seconds), 0, -SCRAPE):
             await self._get(session, "/metrics")
-            await asyncio.sleep(SCRAPE)
+            await asyncio.sleep(min(SCRAPE, left))
 
     async def _get(self, session: aiohttp.ClientSession, path: str) -> None:
         begun = time.perf_counter()

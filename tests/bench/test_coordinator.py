@@ -12,11 +12,13 @@ def test_percentiles_are_those_of_the_answers() -> None:
 
 
 def test_a_few_sites_get_all_their_answers() -> None:
-    figures = measure(3, 1.0)
+    figures = measure(3, 1.0, full=0)
     assert figures.errors == []
     assert {each.method: each.calls for each in figures.methods if each.method != "Report"} == {
         "Register": 3,
         "Heartbeat": 3,
+        "GET /api/board": 1,
+        "GET /metrics": 1,
     }
     assert figures.memory > 10e6
 
@@ -29,7 +31,7 @@ def test_the_table_says_whether_the_goal_was_met() -> None:
     ]
     console = Console(width=120)
     with console.capture() as capture:
-        console.print(table(Figures(9, 60.0, methods, [], 100_000_000, 0.5, 0.4, 36_000_000, 72_000_000)))
+        console.print(table(Figures(9, 60.0, methods, [], 100_000_000, 0.5, 0.4, 7.0, 36_000_000, 72_000_000)))
     rows = {line.split()[1]: line.split() for line in capture.get().splitlines() if line.startswith("│")}
     assert "yes" not in rows["Register"]
     assert "yes" in rows["Heartbeat"]

@@ -18,8 +18,9 @@ from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.snapshots import finish, forget, pack, put_parts
 from pier_coordinator.store.store import Store
 
-SPARE = 128 << 20
-"""Bytes of facts after which the next snapshot is taken: a few days of three sites, half an hour of a thousand."""
+SPARE = 64 << 20
+"""Bytes of facts after which the next snapshot is taken: a few days of three sites, a quarter of an hour of a thousand.
+A start reads that many within ten seconds."""
 LOOK = 10.0
 """Seconds between two looks at the size of the database."""
 REST = 0.02

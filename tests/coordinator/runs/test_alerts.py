@@ -53,6 +53,17 @@ def test_there_is_no_alert_without_a_run() -> None:
     assert Watch().look(ReadModel(clock=lambda: START)) == []
 
 
+def test_a_disk_that_takes_nothing() -> None:
+    live = Live()
+    live.board.problem = "database or disk is full"
+    alert = live.alerts()["disk"]
+    assert (alert.severity, alert.node) == ("error", "")
+    assert alert.text == "the coordinator cannot store anything: database or disk is full"
+    live.board.problem = ""
+    live.rest()
+    assert "disk" not in live.alerts()
+
+
 def test_a_silent_site() -> None:
     live = Live()
     live.board.pulse(C, {}, alive=False)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from coordinator.cases import ALICE, BOB, NOW, note, open_store
 
+from pier_coordinator.store import store as module
 from pier_coordinator.store.facts import Fact
 from pier_coordinator.store.snapshots import FACTS, finish, forget, pack, put_parts, unpack
 from pier_coordinator.store.store import LOG_NAME, MIGRATIONS, Store, migrate
@@ -82,6 +83,22 @@ async def test_room_that_facts_have_left_is_used_again(tmp_path: Path) -> None:
     assert store.used_bytes() < sizes[-1] / 4
     assert 0 < store.snapshot_bytes() < 1000
     await store.close()
+
+
+async def test_a_file_with_much_room_in_it_is_smaller_after_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHRINKS", 1 << 20)
+    store = open_store(tmp_path)
+    last = (await store.add_facts([note("x" * 500) for _ in range(6000)]))[-1].number
+    await take(store, last, PART)
+    await store.close()
+    assert (tmp_path / "run.db").stat().st_size > 3 << 20
+    again = open_store(tmp_path)
+    assert (tmp_path / "run.db").stat().st_size < 1 << 20
+    assert list(again.snapshot()[1]) == [PART]
+    assert (await again.add_facts([note("next")]))[0].number == last + 1
+    await again.close()
 
 
 async def test_a_folder_of_the_version_before_snapshots_keeps_its_facts(tmp_path: Path) -> None:
