@@ -140,6 +140,13 @@ def work(cell: Cell) -> float:
     return float(done / (cell["setting"]["layers"] * sum(cell["visits"].values())))
 
 
+def full_part(cell: Cell) -> float:
+    """The part of the microbatches of a run that visited all stages."""
+    stages = ALL[cell["arm"]]["stages"]
+    full = sum(count for route, count in cell["visits"].items() if len(route.split()) == stages)
+    return float(full / sum(cell["visits"].values()))
+
+
 def shorter(arms: Arms, seed: int, part: float) -> float:
     """Final loss of a full run with this part of the steps, between the runs that are there; NaN beyond them."""
     steps = {it: f"full, {it} steps" for it in STEPS}
@@ -172,9 +179,10 @@ def _judged(arms: Arms, planned: Mapping[str, float]) -> Table:
     headings = "loss", "work", "to full so far, equal work", "shorter", "time", "to full so far, equal time", "shorter"
     shown = _table("Skipping at equal work and at equal time: final validation loss, nats a byte", *headings)
     for arm in (name for name in ARMS | MIXED if name != "full" and name in arms):
-        base, full = planned.get(arm.partition(",")[0]), float(ALL[arm].get("full_last", 0.0))
+        base = planned.get(arm.partition(",")[0])
         if base is None:
             continue
+        full = float(np.mean([full_part(it) for it in arms[arm]]))
         cells, cut = arms[arm], [f"{np.mean([_final(it) for it in arms[arm]]):.3f}"]
         for part in (float(np.mean([work(it) for it in cells])), base * (1 - full) + full):
             cut.append(f"{part:.0%}")

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.pipeline_arms import FullPasses
 from bench.simulation import VALIDATION_SEQUENCES, Point
 from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
@@ -77,16 +78,16 @@ class PipelineSimulation:
     """A run of `config.run.sites` sites.
 
     Args:
-        full_last: part of the steps, at the end, in which all microbatches visit all stages.
+        full: in which steps all microbatches visit all stages.
 
     Attributes:
         visits: how often each order of stages was taken.
         validation: windows, the same for all runs.
     """
 
-    def __init__(self, config: RunConfig, cache: Path, full_last: float = 0.0) -> None:
+    def __init__(self, config: RunConfig, cache: Path, full: FullPasses | None = None) -> None:
         self._config, self._routes = config, Routes(config)
-        self._full_from = round(config.inner.total_steps * (1 - full_last))
+        self._full = full or FullPasses()
         self._windows = Windows(open_corpus(config.data, 0, 1, None, cache), config.model.context, config.run.seed, "")
         batches = self._windows.validation(config.inner.eval_batches, VALIDATION_SEQUENCES)
         self.validation: list[Batch] = batches
@@ -100,7 +101,7 @@ class PipelineSimulation:
         curve, last = [], self._config.inner.total_steps
         for step in range(last):
             full = [tuple(range(self._config.pipeline.stages))] * self._config.pipeline.microbatches
-            self.step(step, self._routes.of(step) if step < self._full_from else full)
+            self.step(step, full if self._full.at(step, last) else self._routes.of(step))
             if (step + 1) % every == 0 or step + 1 == last:
                 curve.append(Point(step + 1, validation_loss(self.model(), self.validation, bf16=False)))
             tell(1)
