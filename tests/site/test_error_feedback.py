@@ -74,6 +74,14 @@ def test_a_restored_one_is_as_it_was() -> None:
     assert (bool(plain), plain.residual) == (False, None)
 
 
+def test_a_residual_that_was_sent_before_a_restart_is_not_sent_again() -> None:
+    """What the codec lost then is not known any more; the other fragment's residual was not sent yet."""
+    unsent = UnsentUpdate(LENGTH, 2, lossy=True)
+    unsent.restore(shared([4] * LENGTH), (5, 5), shared([1] * LENGTH))
+    unsent.taken(1)
+    assert unsent.offer(slice(0, LENGTH))[0].tolist() == [5.0] * 3 + [0.0] * 4
+
+
 def test_forgetting() -> None:
     unsent = UnsentUpdate(2, 1, lossy=True)
     unsent.restore(shared([1, np.nan]), (5,), shared([np.inf, 0]))

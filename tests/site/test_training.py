@@ -410,6 +410,22 @@ def test_what_a_codec_drops_is_brought_again() -> None:
     assert site.saved[-1].residual.array.tolist() == [1.0] * LENGTH
 
 
+@pytest.mark.parametrize("lost", [1, 2])
+def test_what_a_codec_dropped_is_not_brought_twice_after_a_crash(lost: int) -> None:
+    """The residual in a checkpoint went with the next update: rounds since then have it already."""
+    lossy = config(inner={"total_steps": 16, "eval_every": 0}, **{**LOCAL, "codec": "int8"})
+    rounds = Rounds(begin())
+    rounds.drops = 1.0
+    broken = Site(lossy, rounds)
+    broken.run()
+    again = Site(lossy, Rounds(rounds.committed[lost]))
+    checkpoint = replace(broken.saved[0], residual=shared([1.0] * LENGTH))  # as it was when it was taken
+    again.training.restore(checkpoint)
+    again.run()
+    assert rounds.heard[1:] == [(5.0, 40)] * 3
+    assert again.rounds.heard[0] == (4.0, 40)
+
+
 # --- training that went astray ---------------------------------------------------------------------
 
 

@@ -34,7 +34,7 @@ class UnsentUpdate:
         self.tokens = [0] * fragments
         self.residual = SharedVector(length) if lossy else None
         self._decay = np.float32(decay)
-        self._offered: tuple[slice, Vector] | None = None
+        self._offered: tuple[slice, Vector | float] | None = None
 
     def restore(self, delta: SharedVector | None, tokens: Sequence[int], residual: SharedVector | None) -> None:
         """Restore the values from a checkpoint."""
@@ -63,17 +63,21 @@ class UnsentUpdate:
         source = self.delta.array[part] if vector is None else vector
         if self.residual is None:
             return source, None
-        error = np.zeros_like(source)  # also the residual if a round takes an update that was sent before a restart
+        error = np.zeros_like(source)
         self._offered = part, error
         return source + self._decay * self.residual.array[part], error
 
     def taken(self, fragment: int) -> None:
-        """Clear this fragment's Δ, which is now in the anchor; keep what the codec lost of it."""
-        self.delta.array[span(len(self.delta.array), len(self.tokens), fragment)] = 0
+        """Clear this fragment's Δ, which is now in the anchor; keep what the codec lost of it.
+
+        If it was offered before a restart, that is not known any more, and the residual that went with it is dropped.
+        """
+        part = span(len(self.delta.array), len(self.tokens), fragment)
+        self.delta.array[part] = 0
         self.tokens[fragment] = 0
-        if self.residual is not None and self._offered is not None:
-            part, error = self._offered
-            self.residual.array[part] = error
+        if self.residual is not None:
+            sent, error = self._offered or (part, 0.0)
+            self.residual.array[sent] = error
             self._offered = None
 
     def forget(self) -> None:

@@ -103,9 +103,9 @@ class Training:
         self._inner.take_moments(checkpoint.adam_m, checkpoint.adam_v, checkpoint.adam_step)
         self._take_moments_of(state := self._rounds.state)
         self.progress.inner_step, self.progress.tokens = checkpoint.inner_step, checkpoint.tokens
-        # A residual that is older than the last round has been sent already.
-        residual = checkpoint.residual if state.round <= checkpoint.state.round + 1 else None
-        self._unsent.restore(checkpoint.pending, checkpoint.pending_tokens, residual)
+        before = checkpoint.state.round
+        gone = state.round > before and round_plan(self._config, before + 1).kind is Kind.SYNC  # a round takes all of it
+        self._unsent.restore(checkpoint.pending, checkpoint.pending_tokens, None if gone else checkpoint.residual)
         if self._was_overlapped(checkpoint.state):
             self._start = self._beginning(checkpoint.state)
             self._flight = Flight(round_plan(self._config, state.round), checkpoint.state, None)
