@@ -64,9 +64,9 @@ class Scene:
     def train(self, steps: int, first: int = 0, forget: bool = False) -> Train:
         return Train(first + 1, first, steps, self.anchor.path, forget, round=0, sites=1, losses={})
 
-    def joined(self, *first: Message) -> Site:
+    def joined(self, *first: Message, publish: bool = True) -> Site:
         """The site, which has heard what to do first."""
-        self.say(Attached(self.outbox.path, self.table.path, 0, 1, 100, str(self._folder), 0), *first)
+        self.say(Attached(self.outbox.path, self.table.path, 0, 1, 100, str(self._folder), 0, publish), *first)
         link = Link(self._theirs, Ranks())
         site = Site(OwnState(Vectors(self.model, 0), self.optimizer, link, self.evaluate), link, 8, self.optimizer)
         assert isinstance(self.hear(), Ready)
@@ -114,6 +114,19 @@ def test_steps_begin_with_the_weights_of_the_daemon_and_end_in_the_outbox(scene:
     done = scene.done()
     assert (done.tokens, done.adam_step, done.diverged) == (16, 0, False)
     assert scene.outbox.array.tolist() == scene.model.weight.flatten().tolist()
+
+
+def test_what_is_in_the_outbox_stays_there_unless_the_daemon_wants_the_weights(scene: Scene) -> None:
+    scene.outbox.array[:] = 3.0, 4.0
+    scene.joined(scene.train(2), publish=False)
+    assert scene.outbox.array.tolist() == [3.0, 4.0]
+
+
+def test_a_result_that_is_there_before_the_first_step_is_heard(scene: Scene) -> None:
+    """All of it may have arrived at once."""
+    site = scene.joined(scene.train(5), Enough(1))
+    scene.steps(site, [1.0], then=scene.train(5, first=1))
+    assert scene.done().steps == 1
 
 
 def test_most_losses_that_are_not_finite_are_told_with_the_step(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:

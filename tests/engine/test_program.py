@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -416,6 +417,22 @@ async def test_requests_are_answered(play: Play, tmp_path: Path) -> None:
     assert (await rating).tolist() == [1.0, 2.0]
 
 
+async def test_a_program_that_is_back_does_not_publish_over_what_the_one_before_it_has_learnt(play: Play) -> None:
+    scene, told = play(), list[bool]()
+    starting = asyncio.create_task(scene.program.start())
+    for ready in (False, True, True):
+        actor = await connected(scene.folder)
+        actor.say(Attach(VERSION, TENSORS, 8, "", 1, 600, []))
+        place = await actor.hear()
+        assert isinstance(place, Attached)
+        told.append(place.publish)
+        if ready:
+            actor.say(Ready())
+            await starting
+        actor.die()
+    assert told == [True, True, False], "the first one had not published yet"
+
+
 async def test_moments_are_not_published_while_they_are_saved(play: Play) -> None:
     scene = play()
     actor = await scene.start()
@@ -595,6 +612,8 @@ async def test_a_program_that_dies_too_often_is_given_up(
 async def test_silence_has_an_end(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = play()
     actor = await scene.start()
+    assert scene.program.attach
+    scene.program.attach = replace(scene.program.attach, patience=0.1)
     monkeypatch.setattr(module, "FIRST_SECONDS", 0.2)
     with pytest.raises(PierError, match="has said nothing for 0 seconds"):
         await scene.program.evaluate(scene.load)

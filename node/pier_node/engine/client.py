@@ -74,7 +74,7 @@ class Link:
 
     def __init__(self, stream: socket.socket | None, ranks: Ranks) -> None:
         self._stream, self.ranks = stream, ranks
-        self._file = stream.makefile("rb") if stream else None
+        self._heard = b""
 
     def send(self, message: messages.Message) -> None:
         """Tell the daemon; ranks but 0 say nothing. Raises PierError: it has ended."""
@@ -86,11 +86,7 @@ class Link:
 
     def receive(self) -> messages.Message:
         """What the daemon says next, at every rank. Raises PierError: it refuses this program, or has ended."""
-        line = b""
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                line = self._file.readline()
-        line = self.ranks.share(line)
+        line = self.ranks.share(self._line(self._stream) if self._stream is not None else b"")
         if not line:
             raise _daemon_gone()
         message = messages.decode(line)
@@ -98,18 +94,31 @@ class Link:
             raise PierError(message.problem, message.remedy)
         return message
 
+    def _line(self, stream: socket.socket) -> bytes:
+        """The next line; b"": the daemon has ended."""
+        while b"\n" not in self._heard:
+            try:
+                more = stream.recv(messages.LINE_LIMIT)
+            except OSError:
+                return b""
+            if not more:
+                return b""
+            self._heard += more
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line
+
     def look(self, again: int) -> tuple[bool, int]:
         """Whether `receive` would not have to wait, and rank 0's `again`; every rank hears the same."""
-        waiting = self._stream is not None and bool(select.select([self._stream], [], [], 0)[0])
+        stream = self._stream
+        waiting = stream is not None and (b"\n" in self._heard or bool(select.select([stream], [], [], 0)[0]))
         news, steps = self.ranks.share(b"%d %d" % (waiting, again)).split()
         return news == b"1", int(steps)
 
     def close(self) -> None:
         """Leave the daemon alone."""
-        if self._stream is not None and self._file is not None:
+        if self._stream is not None:
             with contextlib.suppress(OSError):  # it has gone first
                 self._stream.shutdown(socket.SHUT_RDWR)
-            self._file.close()
             self._stream.close()
 
 

@@ -103,7 +103,8 @@ def join(
         patience: seconds that may pass between two steps, such as for a validation or a checkpoint, before the program
             counts as hung. Long steps make it longer; while their length is not known yet, it is half an hour.
         evaluate: called in every rank, without gradients, when the run wants the validation loss of the weights that
-            the model then has; returns this rank's, in nats per token. None: the run shows none.
+            the model then has; returns this rank's, in nats per token. It may be called before this returns, and may
+            take half an hour, or `patience` if that is longer. None: the run shows none.
         options: any other option of `pier-node start`, such as listen="0.0.0.0:7700"; flags are True.
 
     Raises:

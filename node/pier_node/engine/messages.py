@@ -81,7 +81,7 @@ class Waiting:
             log.warning("site.log leaves out %s: %s: %s", name, value, _FITS)
 
 
-VERSION = 7
+VERSION = 8
 """Of these messages. A program that speaks another version is refused."""
 LINE_LIMIT = 1 << 20
 """Maximum length of a line in bytes, including its end."""
@@ -125,6 +125,9 @@ class Attached:
     """Where the program may keep what only it understands: its optimizer's state."""
     daemon: int
     """The daemon's process id: a program that it has started ends with it."""
+    publish: bool
+    """Whether the program is to publish the weights that it has, before it is ready. Later the outbox may hold what a
+    predecessor has learnt, and no round has yet."""
     adam_m: str = ""
     adam_v: str = ""
     """The shared vectors of AdamW's moments, for a program that announces "moments"."""
@@ -132,10 +135,8 @@ class Attached:
 
 @dataclass(frozen=True, config=_STRICT)
 class Ready:
-    """Program: its weights are in the outbox; or, after `Over`, it has loaded the last ones.
-
-    A program that announces "moments" has its first weights from the daemon: it is ready for requests.
-    """
+    """Program: it is ready for requests, and has published its weights if it had to; after `Over`, it has loaded the
+    last ones."""
 
     device: str = ""
     """What it trains on, in words; "": it does not tell."""

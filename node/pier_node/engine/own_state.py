@@ -53,11 +53,12 @@ class OwnState:
         return self._vectors.device
 
     def enter(self, place: messages.Attached) -> None:
-        """Begin with the optimizer's state that this site has kept, and with the program's weights."""
+        """Begin with the optimizer's state that this site has kept; a new site also with the program's weights."""
         self._outbox = place.outbox
         self._file = Path(place.folder) / f"optimizer-{self._ranks.own}-of-{self._ranks.count}.pt"
         self._restore()
-        self._weights.store(self._outbox)
+        if place.publish:
+            self._weights.store(self._outbox)
         self._link.send(messages.Ready())
 
     def load(self, job: messages.Train) -> None:
