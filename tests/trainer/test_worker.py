@@ -127,7 +127,9 @@ def rig(config: RunConfig, weights: SharedVector, tmp_path: Path) -> Iterator[Ri
     length, own = len(weights.array), ("outbox", "adam_m", "adam_v")
     vectors = {name: SharedVector(length) for name in own} | {"anchor": weights, "table": SharedVector(2 * COLUMNS)}
     paths = {name: vectors[name].path for name in (*own, "table")}
-    place = Attached(**paths, slot=0, slots=1, total_steps=100, folder=str(tmp_path / "cache"), daemon=os.getpid(), publish=False)
+    place = Attached(
+        **paths, slot=0, slots=1, total_steps=100, folder=str(tmp_path / "cache"), daemon=os.getpid(), publish=False
+    )
     made = Rig(tmp_path, Setup(config.canonical(), "node-a", None), place, vectors)
     yield made
     if hasattr(made, "process"):

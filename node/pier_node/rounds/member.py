@@ -228,10 +228,10 @@ class Rounds:
         try:
             with self.times.spent_on_attempt():
                 shadow, link = await attempt.run(update, advance)
-                self._decide(shadow)
-                await self._settle(shadow, [link])
             self._suspects.forgive(attempt.group)
             self.clipped = attempt.clipped
+            self._decide(shadow)
+            await self._settle(shadow, [link])
         except Suspicion as suspicion:
             self.last_error = str(suspicion)
             log.warning("round %d, attempt %d: given up: %s", proposal.round, proposal.ballot.number, suspicion)

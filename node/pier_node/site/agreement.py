@@ -119,6 +119,12 @@ class OfAll(Agreement):
         if fetched is None:
             return None
         await self._atomic.adopt(fetched.state, fetched.proof)
+        if missed := len({*self._roster.ahead(fetched.state.round)} & {*fetched.state.members}):
+            log.warning(
+                "while the state of round %d was fetched, %d of its members committed another round: if this goes on, "
+                "the line here is too slow for the run's rounds (docs/operations.md, slow lines)",
+                *(fetched.state.round, missed),
+            )
         return fetched.state
 
     def compare(self, state: OuterState) -> None:

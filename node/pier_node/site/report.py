@@ -194,9 +194,16 @@ class Reporter:
         return {**self._run(), **self._site(), **told, "peers": peers}
 
     def event(self, state: OuterState, roster: Roster) -> Status:
-        """The status after a committed round, for `note`. With overlap the site may be at a later state."""
-        told = {"round": state.round, "digest": state.digest.hex(), "members": list(state.members)}
+        """The status after a committed round, for `note`. The site itself may be at another state."""
+        told = {
+            "round": state.round,
+            "digest": state.digest.hex(),
+            "members": list(state.members),
+            "tokens_in_anchor": sum(state.ledger.values()),
+        }
         event = {"time": time.time(), "pid": os.getpid(), **self.status(roster), **told}
+        if (proven := self._proven()) and proven.round != state.round:
+            event["fingerprint"] = Trusted(state.round, state.digest, state.members).fingerprint
         event.pop("peers")
         return event
 

@@ -104,8 +104,9 @@ class Training:
         self._take_moments_of(state := self._rounds.state)
         self.progress.inner_step, self.progress.tokens = checkpoint.inner_step, checkpoint.tokens
         before = checkpoint.state.round
-        gone = state.round > before and round_plan(self._config, before + 1).kind is Kind.SYNC  # a round takes all of it
-        self._unsent.restore(checkpoint.pending, checkpoint.pending_tokens, None if gone else checkpoint.residual)
+        # A synchronous round has taken all of the residual, not a fragment's.
+        taken = state.round > before and round_plan(self._config, before + 1).kind is Kind.SYNC
+        self._unsent.restore(checkpoint.pending, checkpoint.pending_tokens, None if taken else checkpoint.residual)
         if self._was_overlapped(checkpoint.state):
             self._start = self._beginning(checkpoint.state)
             self._flight = Flight(round_plan(self._config, state.round), checkpoint.state, None)
@@ -300,7 +301,8 @@ class Training:
                 return True
             return await self._agreement.decide(plan, update, self._advance(plan), self._fetch)
         finally:
-            self.progress.round_time = asyncio.get_running_loop().time() - began
+            if self._flight is not None and self._flight.plan is plan:  # `_land` has not gone on without its end
+                self.progress.round_time = asyncio.get_running_loop().time() - began
 
     def _advance(self, plan: RoundPlan) -> Advance:
         # Where the weights stay in the outbox until the round is over, and nothing of them is left for later.
@@ -325,7 +327,10 @@ class Training:
         self.progress.phase = Phase.PHASE_WAITING
         took_part = flight.work is None or await self._outcome(flight.work, flight.plan.round, kept)
         self.progress.times = self._rounds.times
-        self.progress.waited += asyncio.get_running_loop().time() - began
+        waited = asyncio.get_running_loop().time() - began
+        self.progress.waited += waited
+        if flight.work is not None and not flight.work.done():
+            self.progress.round_time = waited
         await self._saved()
         await self._drop_flight()
         self._late = not took_part
