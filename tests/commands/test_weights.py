@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from pier_node.rounds.saved_model import (
     pick_device,
     site_config,
 )
+from pier_node.rounds.state_store import CHECKPOINTS, STATES, StateStore
 from pier_node.trainer.model.export import export
 from pier_node.trainer.model.initial import initial_weights
 
@@ -25,6 +28,18 @@ def test_a_site_gives_its_newest_anchor(site: Path) -> None:
     weights = newest_weights(site)
     assert (weights.round, weights.origin, weights.tokenizer) == (4, "round 4 of run 'small'", "bytes")
     np.testing.assert_array_equal(weights.flat.numpy(), state.anchor)
+
+
+def test_a_state_that_has_no_checkpoint_yet_is_newer(site: Path) -> None:
+    checkpoints, states = (StateStore(site / name, CONFIG.hash()) for name in (CHECKPOINTS, STATES))
+    state = checkpoints.newest_state()
+    assert state
+    shutil.rmtree(site / CHECKPOINTS)
+    states.keep(replace(state, round=0))
+    with pytest.raises(PierError, match="no checkpoint yet"):
+        newest_weights(site)
+    states.keep(replace(state, round=2))
+    assert newest_weights(site).round == 2
 
 
 def test_the_model_shares_the_memory_of_the_weights(site: Path) -> None:

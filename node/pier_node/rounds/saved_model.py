@@ -64,7 +64,7 @@ def newest_state(folder: Path, config: RunConfig) -> OuterState:
     """The newest state in a data folder, whose checkpoint may be due later. Raises PierError if there is none."""
     checkpoints, states = (StateStore(folder / name, config.hash()) for name in (CHECKPOINTS, STATES))
     last = checkpoints.peek()
-    state = (states.after(last[1]["round"]) if last else None) or checkpoints.newest_state()
+    state = states.after(last[1]["round"] if last else 0) or checkpoints.newest_state()
     if state is None and config.pipeline.stages > 1:
         raise PierError(
             f"{folder} has no whole model: its site holds one stage of it",

@@ -114,6 +114,13 @@ def test_a_tokenizer_that_llama_cpp_would_split_otherwise_is_refused(
     assert not (folder / GGUF).exists()
 
 
+def test_a_tokenizer_of_another_kind_is_refused(config: ModelSection, weights: Tensor, tmp_path: Path) -> None:
+    Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0)).save(str(tmp_path / "own.json"))
+    folder = export(config, weights, tmp_path / "out", str(tmp_path / "own.json"))
+    with pytest.raises(PierError, match="no rule of llama"):
+        write_gguf(folder)
+
+
 def test_the_next_export_removes_the_file(config: ModelSection, weights: Tensor, tmp_path: Path) -> None:
     path = write_gguf(export(config, weights, tmp_path))
     assert path.name == GGUF

@@ -139,6 +139,7 @@ class Vocabulary:
         content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
         about = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         model, added = content["model"], content.get("added_tokens") or []
+        pre = _splitting(folder, content)
         merges = [it if isinstance(it, str) else " ".join(it) for it in model.get("merges", [])]
         ids = {**model["vocab"], **{it["content"]: it["id"] for it in added}}
         check_vocab(max(ids.values()) + 1, size)
@@ -150,7 +151,7 @@ class Vocabulary:
             tokens=tokens,
             special=frozenset(it["id"] for it in added if it["special"]),
             merges=merges,
-            pre=_splitting(folder, content, bool(merges)),
+            pre=pre,
             end=next((ids[name] for name in named if name in ids), 0),  # of bytes, 0: no text has it
             template=about.get("chat_template", ""),
         )
@@ -175,7 +176,7 @@ class Vocabulary:
             writer.add_chat_template(self.template)
 
 
-def _splitting(folder: Path, content: Mapping[str, Any], merges: bool) -> str:
+def _splitting(folder: Path, content: Mapping[str, Any]) -> str:
     """llama.cpp's name of how the tokenizer splits text. Raises PierError: it has none, or none is known here."""
     step = content.get("pre_tokenizer") or {}
     steps = step.get("pretokenizers", [step])
@@ -183,7 +184,7 @@ def _splitting(folder: Path, content: Mapping[str, Any], merges: bool) -> str:
     known = content["model"]["type"] == "BPE" and not content.get("normalizer") and last.get("type") == "ByteLevel"
     if known and not last.get("add_prefix_space"):
         patterns = [it["pattern"].get("Regex") for it in before if it.get("type") == "Split"]
-        if not merges:
+        if not content["model"].get("merges"):
             return "default"
         if not before and last.get("use_regex", True):
             return "gpt-2"
