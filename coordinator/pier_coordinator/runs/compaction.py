@@ -58,6 +58,7 @@ class Compaction:
             self._board.restore(part)
         for fact in store.facts(after=self._number):
             self._show([fact])
+            self._board.started = self._board.now()  # however long the reading takes
 
     async def keep_small(self, store: Store) -> None:
         """Take snapshots when there are many facts, until cancelled."""

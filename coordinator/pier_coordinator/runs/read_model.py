@@ -130,6 +130,7 @@ class ReadModel:
         round: the newest round that a site has committed.
         moved: when the board heard of that round.
         now: returns the time in seconds since the epoch.
+        started: since when sites may be heard; before, their silence says nothing.
         problem: why the coordinator's disk takes nothing; "" if it does.
     """
 
@@ -153,7 +154,7 @@ class ReadModel:
         self._samples: deque[dict[str, Any]] = deque(maxlen=SAMPLES)
         self._speeds, self._losses, self._norms = Latest(), Latest(), Latest()
         self.now = clock
-        self._started = clock()
+        self.started = clock()
         self._trained: tuple[float, float] | None = None
         """When the first and the last report of training were made, in seconds since the epoch."""
 
@@ -250,7 +251,7 @@ class ReadModel:
             self.curves["tokens_per_second"].add(self.now(), self._speeds.sum, self.stamp)
 
     def _state(self, site: Site) -> str:
-        return site.state(self.now(), self._started, self.run.get("rounds") or 0)
+        return site.state(self.now(), self.started, self.run.get("rounds") or 0)
 
     def _round(self, site: Site, when: float, body: Mapping[str, Any]) -> None:
         segment = segment_of(when, body)

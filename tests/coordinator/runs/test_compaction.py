@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sqlite3
 from pathlib import Path
 
@@ -48,6 +49,19 @@ async def test_the_board_is_the_same_after_compactions_and_starts(tmp_path: Path
     assert run.board.curves_of([node(LABS[0].name)]) == whole().curves_of([node(LABS[0].name)])
     assert len(list(run.store.facts())) < 60
     await run.store.close()
+
+
+async def test_no_site_seems_silent_because_reading_takes_long(tmp_path: Path) -> None:
+    run = Running(tmp_path)
+    await run.store.add_facts(FACTS)
+    await run.store.close()
+    seconds = itertools.count(FACTS[-1].time)
+    board = ReadModel(lambda: next(seconds))  # a second passes whenever it looks at the clock
+    compaction = Compaction(board)
+    store = open_store(tmp_path, compaction.told)
+    compaction.restore(store)
+    assert board.curves["loss"].points() == whole().curves["loss"].points() | {"reset": True}
+    await store.close()
 
 
 async def test_facts_that_come_during_a_compaction_are_stored_and_shown_after_it(tmp_path: Path) -> None:
