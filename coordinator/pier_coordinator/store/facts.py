@@ -29,6 +29,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain, islice
 from typing import Any, Literal, Self, get_args
 
 LONGEST = 500
@@ -63,6 +64,8 @@ def text(body: Mapping[str, Any], key: str) -> str:
     return "".join(it if it.isprintable() else " " for it in value[:LONGEST]) if isinstance(value, str) else ""
 
 
+ROWS = 64
+"""Facts in a statement: a thread that runs one gives way to others, and on a busy machine waits long for its turn."""
 LASTING = "kind IN ('run', 'site')"
 """Facts that are needed to understand later ones, in the words of their index."""
 
@@ -107,8 +110,10 @@ def fact_of(row: sqlite3.Row) -> Fact:
 
 def insert(connection: sqlite3.Connection, facts: Iterable[Fact]) -> None:
     """Insert numbered facts into their table. Raises sqlite3.Error, ValueError (a number that JSON cannot hold)."""
-    rows = ((fact.number, fact.time, fact.kind, fact.node, _body(fact)) for fact in facts)
-    connection.executemany("INSERT INTO facts VALUES (?, ?, ?, ?, ?)", rows)
+    rows = iter([(fact.number, fact.time, fact.kind, fact.node, _body(fact)) for fact in facts])
+    while some := list(islice(rows, ROWS)):
+        values = ", ".join(["(?, ?, ?, ?, ?)"] * len(some))
+        connection.execute(f"INSERT INTO facts VALUES {values}", [*chain.from_iterable(some)])
 
 
 def _body(fact: Fact) -> str:

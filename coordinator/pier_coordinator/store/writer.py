@@ -180,7 +180,8 @@ def _attempt(job: _Job, transaction: Transaction) -> None:
     try:
         job.result = job.operation(transaction)
     except Exception as error:
-        if not transaction.connection.in_transaction:  # SQLite has rolled all of it back: e.g. the disk is full
+        full = isinstance(error, sqlite3.OperationalError)  # or the like: the next operation would fail, too
+        if full or not transaction.connection.in_transaction:
             raise
         job.error = error
         transaction.execute("ROLLBACK TO operation")
