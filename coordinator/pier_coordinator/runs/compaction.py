@@ -20,7 +20,7 @@ from pier_coordinator.store.store import Store
 
 SPARE = 64 << 20
 """Bytes of facts after which the next snapshot is taken: a few days of three sites, a quarter of an hour of a thousand.
-A start reads that many within ten seconds."""
+A start reads that many in about ten seconds."""
 LOOK = 10.0
 """Seconds between two looks at the size of the database."""
 REST = 0.02
