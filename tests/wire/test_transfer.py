@@ -167,6 +167,24 @@ async def test_resuming_fetches_only_the_rest() -> None:
     assert pieces_from(net, "c") == PIECES - 80
 
 
+@pytest.mark.parametrize("late", [False, True])
+async def test_what_a_round_left_as_it_was_is_not_fetched(late: bool) -> None:
+    """Neither what the own state has, nor what had arrived of an older one."""
+    old = outer_state(LENGTH)
+    new = outer_state(LENGTH, round=old.round + 1)
+    for name, vector in new.tensors.items():
+        vector.array[:] = old.tensors[name].array
+    new.anchor[10 * PIECE : 30 * PIECE] += 1
+    net, sites = network(new, "ab")
+    tries = Tries() if late else Tries(own=old)
+    if late:
+        sites["b"].state, net.spoils = old, {"b": on_chunk(PIECES - 5, die)}
+        with pytest.raises(PeerLost):
+            await fetch(net, "b", tries=tries)
+    assert same_bits((await fetch(net, "a", tries=tries)).state, new)
+    assert 20 <= pieces_from(net, "a") <= (25 if late else 20)
+
+
 async def test_a_cancelled_transfer_can_be_resumed() -> None:
     state = outer_state(LENGTH)
     net, _ = network(state, "ab")

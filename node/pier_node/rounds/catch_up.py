@@ -3,7 +3,8 @@
 One peer describes the state; its manifest proves the digest. Then all peers that hold that state are asked for runs of
 pieces until every piece is here: a faster peer asks for its next run sooner. A peer that fails, or sends a piece that
 does not match its hash, is dropped and named in the log, and other peers send what it owed. What has arrived outlives a
-failed try, and the next one continues where it stopped.
+failed try, and the next one continues where it stopped. What a round has left as it was in this site's own state, all
+fragments but one, is not fetched.
 
 A peer must send a piece within SILENCE seconds. A peer that barely manages this delays nobody while others have the
 same state. If not all peers have a state, it must arrive soon, or at a minimum rate; otherwise another state is
@@ -100,13 +101,14 @@ class Tries:
 
     Args:
         others: whether peers other than those asked may have a newer state, so that even a single peer must be fast.
+        own: this site's state, if it has one.
 
     Attributes:
-        partial: pieces that are here already, so that the same state's pieces are not fetched twice.
+        partial: pieces that are here already, so that they are not fetched.
     """
 
-    def __init__(self, others: bool = False) -> None:
-        self.partial = Partial()
+    def __init__(self, others: bool = False, own: OuterState | None = None) -> None:
+        self.partial = Partial(own)
         self._others = others
         self._failures = Counter[str]()
         self._patience = PATIENCE
@@ -156,14 +158,17 @@ class CatchUp:
         self._carrier, self._roster, self._faults = carrier, roster, faults
         self._length = length
 
-    async def newest(self, sources: Callable[[], list[str]], trust: Callable[[], Trust]) -> Fetched | None:
+    async def newest(
+        self, sources: Callable[[], list[str]], trust: Callable[[], Trust], own: OuterState
+    ) -> Fetched | None:
         """Fetch the state of the first source; None once there are no sources.
 
         Args:
             sources: returns the live peers whose states this site should continue from, as of now.
             trust: returns what this site trusts.
+            own: this site's state: only what differs from it is fetched.
         """
-        tries = Tries()
+        tries = Tries(own=own)
         return await persist(lambda: tries.order(sources()), lambda peers: self._fetch(peers, tries, trust()))
 
     async def _fetch(self, peers: list[str], tries: Tries, trust: Trust) -> Fetched:
@@ -265,7 +270,7 @@ class _Transfer:
 
     async def _state(self, target: Description, partial: Partial, progress: Progress) -> dict[str, SharedVector]:
         """Pull a whole state from all peers that hold it. Raises PeerLost."""
-        partial.aim(target.state, self._wanted.length)
+        await asyncio.to_thread(partial.aim, target.state, self._wanted.length)
         request = self._request(target.round)
 
         async def work(peer: str) -> None:

@@ -115,7 +115,7 @@ class OfAll(Agreement):
 
     async def fetch(self) -> OuterState | None:
         """See Agreement."""
-        fetched = await self._catch_up.newest(self._atomic.sources, self._atomic.trust)
+        fetched = await self._catch_up.newest(self._atomic.sources, self._atomic.trust, self._atomic.state)
         if fetched is None:
             return None
         await self._atomic.adopt(fetched.state, fetched.proof)

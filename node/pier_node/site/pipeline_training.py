@@ -182,7 +182,7 @@ class PipelineTraining:
     async def catch_up(self) -> None:
         """Continue from the newest state of the run. The stored step of this site counts if that state says so."""
         self.progress.phase = Phase.PHASE_CATCHING_UP
-        fetched = await self._catch_up.newest(self._rounds.sources, self._rounds.trust)
+        fetched = await self._catch_up.newest(self._rounds.sources, self._rounds.trust, self._rounds.state)
         if fetched is not None:
             await self._rounds.adopt(fetched.state, fetched.proof)
             await self._settle()

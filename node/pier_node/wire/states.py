@@ -19,7 +19,7 @@ import asyncio
 import hashlib
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,9 +122,14 @@ class Piece:
 
 
 class Partial:
-    """Vectors that arrive piece by piece from any number of peers. A piece is accepted only if its hash matches."""
+    """Vectors that arrive piece by piece from any number of peers. A piece is accepted only if its hash matches.
 
-    def __init__(self) -> None:
+    Args:
+        own: a state of this site. What is wanted of it need not arrive: a round syncs one fragment only.
+    """
+
+    def __init__(self, own: OuterState | None = None) -> None:
+        self._own = own
         self._hashes: Hashes = {}
         self._length = 0
         self._vectors: dict[str, SharedVector] = {}
@@ -134,17 +139,34 @@ class Partial:
         self._changed = asyncio.Event()
 
     def aim(self, hashes: Hashes, length: int) -> None:
-        """Set what is wanted: vectors of `length` elements with these hashes. If that is unchanged, pieces are kept."""
+        """Set what is wanted: vectors of `length` elements with these hashes. Pieces of it that are here are kept."""
         if hashes == self._hashes and length == self._length:
             return
+        here, starts = self._here(), range(0, length, states.PIECE)
         self._hashes, self._length = hashes, length
         self._vectors = {name: SharedVector.scratch(length) for name in hashes}
-        starts = range(0, length, states.PIECE)
-        self._waiting = deque(
-            Piece(name, start, min(start + states.PIECE, length)) for name in hashes for start in starts
-        )
-        self._flying = set()
-        self._arrived = 0
+        self._waiting, self._flying, self._arrived = deque(), set(), 0
+        for name, of_tensor in hashes.items():
+            for start, digest in zip(starts, of_tensor, strict=True):
+                piece = Piece(name, start, min(start + states.PIECE, length))
+                if (values := here.get(digest)) is None:
+                    self._waiting.append(piece)
+                else:
+                    self._vectors[name].array[piece.start : piece.end] = values
+                    self._arrived += piece.end - piece.start
+
+    def _here(self) -> dict[bytes, Vector]:
+        """By their hashes, the pieces of the own state, and those that have arrived of what was wanted before."""
+        missing = {(piece.tensor, piece.start) for piece in (*self._waiting, *self._flying)}
+        here: dict[bytes, Vector] = {}
+        for name, hashes in self._hashes.items():
+            for start, digest, values in _pieces_of(self._vectors[name].array, hashes):
+                if (name, start) not in missing:
+                    here[digest] = values
+        if (own := self._own) is not None:
+            for name, hashes in own.hashes.items():
+                here |= {digest: values for _, digest, values in _pieces_of(own.tensors[name].array, hashes)}
+        return here
 
     def take(self, peers: int) -> list[Piece]:
         """The next pieces to request from one of `peers` peers: neighbors in one tensor, fewer when few are left.
@@ -199,6 +221,13 @@ class Partial:
         assert self.complete
         vectors, self._vectors, self._hashes = self._vectors, {}, {}
         return vectors
+
+
+def _pieces_of(vector: Vector, hashes: Sequence[bytes]) -> Iterator[tuple[int, bytes, Vector]]:
+    """First element, hash and values of each piece of a vector."""
+    for index, digest in enumerate(hashes):
+        start = index * states.PIECE
+        yield start, digest, vector[start : start + states.PIECE]
 
 
 def _check_values(tensor: str, values: Vector) -> None:
