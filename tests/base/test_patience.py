@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulation.virtual_time import run
 
-from pier_node.base.patience import FEW, MEMORY, SPREAD, Attempts, Backoff, Deadline
+from pier_node.base.patience import FEW, MEMORY, SPREAD, Attempts, Backoff, LearnedWait
 
 WAITS = st.lists(st.floats(0, 1e4), min_size=FEW, max_size=MEMORY)
 
 
 def learnt(waits: list[float], initial: float = 100.0, floor: float = 1.0) -> float:
-    deadline = Deadline(initial, floor)
+    deadline = LearnedWait(initial, floor)
     for wait in waits:
         deadline.saw(wait)
     return deadline.seconds()
@@ -45,7 +45,7 @@ def test_never_below_the_floor_nor_below_most_of_what_was_seen(waits: list[float
 
 
 def test_the_floor_holds_from_the_beginning() -> None:
-    assert Deadline(initial=1.0, floor=5.0).seconds() == 5.0
+    assert LearnedWait(initial=1.0, floor=5.0).seconds() == 5.0
 
 
 def test_pauses_double_up_to_a_bound() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from rounds.cases import ready
 from simulation.virtual_time import run
 
-from pier_node.base.patience import Deadline
+from pier_node.base.patience import LearnedWait
 from pier_node.config.run import SITES
 from pier_node.rounds.deadline import RoundDeadline
 
@@ -16,7 +16,7 @@ from pier_node.rounds.deadline import RoundDeadline
 def test_fresh_names_take_no_more_memory_and_members_keep_their_place() -> None:
     async def scene() -> None:
         roster: Any = None
-        deadline, now = RoundDeadline(roster, Deadline(60.0, 1.0)), asyncio.get_running_loop().time
+        deadline, now = RoundDeadline(roster, LearnedWait(60.0, 1.0)), asyncio.get_running_loop().time
         member, stranger, began = ready("b"), ready("s0"), now()
         assert deadline.arrived(member, "abc") == deadline.arrived(stranger, "abc") == began
         await asyncio.sleep(1.0)
@@ -35,7 +35,7 @@ def test_fresh_names_take_no_more_memory_and_members_keep_their_place() -> None:
 def test_another_announcement_arrives_anew() -> None:
     async def scene() -> None:
         roster: Any = None
-        deadline, now = RoundDeadline(roster, Deadline(60.0, 1.0)), asyncio.get_running_loop().time
+        deadline, now = RoundDeadline(roster, LearnedWait(60.0, 1.0)), asyncio.get_running_loop().time
         first, other = ready("b"), ready("b")
         other.nonce = b"another"
         deadline.arrived(first, "abc")

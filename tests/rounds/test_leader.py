@@ -10,7 +10,7 @@ from rounds.cases import ballot, ready, value, voter
 from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
-from pier_node.base.patience import Deadline
+from pier_node.base.patience import LearnedWait
 from pier_node.base.tasks import Signal
 from pier_node.rounds.deadline import COMING
 from pier_node.rounds.leader import BUSY, POLL, Leader, LeaderView
@@ -54,7 +54,7 @@ class Desk:
         self.roll = Roll(node, present)
         roster: Any = self.roll
         self.view = LeaderView(4, 0.0, tuple(base), STATE, 0, LENGTH, sites)
-        self.patience = Deadline(PATIENCE, 1.0)
+        self.patience = LearnedWait(PATIENCE, 1.0)
         self.leader = Leader(roster, PlainStatements(node), lambda: self.view, self.patience)
 
     def ask(self, announced: Ready, sender: str = "") -> asyncio.Task[Proposal]:

@@ -25,7 +25,7 @@ TELL_SECONDS = 15.0
 log = logging.getLogger(__name__)
 
 
-class Deadline:
+class LearnedWait:
     """How long to wait for something, learned from how long it took before.
 
     Args:

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pier_node.base.errors import PierError
-from pier_node.base.patience import Deadline
+from pier_node.base.patience import LearnedWait
 from pier_node.base.processes import SocketFolder
 from pier_node.base.shared import SharedVector
 from pier_node.base.tasks import Hearing
@@ -76,7 +76,7 @@ class Patience:
 
     def __init__(self, floor: float) -> None:
         self._floor, self._factor = floor, 1
-        self._learned: dict[type[messages.Message], Deadline] = {}
+        self._learned: dict[type[messages.Message], LearnedWait] = {}
         self._doing: type[messages.Message] | None = None
         self._since = time.monotonic()
 
@@ -107,9 +107,9 @@ class Patience:
         return self._deadline.seconds() * self._factor
 
     @property
-    def _deadline(self) -> Deadline:
+    def _deadline(self) -> LearnedWait:
         doing = self._doing or messages.Train
-        return self._learned.setdefault(doing, Deadline(FIRST_SECONDS, self._floor))
+        return self._learned.setdefault(doing, LearnedWait(FIRST_SECONDS, self._floor))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from pier_node.base.faults import NO_FAULTS, Faults
-from pier_node.base.patience import Backoff, Deadline
+from pier_node.base.patience import Backoff, LearnedWait
 from pier_node.base.shared import Vector
 from pier_node.base.tasks import Signal, first_of, run_to_end
 from pier_node.base.tracing import span
@@ -142,7 +142,7 @@ class PairTools:
         self.node = self.carrier.node
         self.news = Signal()
         self.records = self.journal.load()
-        self.silence = Deadline(initial=30.0, floor=10.0)
+        self.silence = LearnedWait(initial=30.0, floor=10.0)
         self._means: list[Vector] = []
 
     def means(self, count: int, length: int) -> list[Vector]:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
-from pier_node.base.patience import Deadline
+from pier_node.base.patience import LearnedWait
 from pier_node.base.tasks import Signal, first_of
 from pier_node.gossip.standing import Standing
 from pier_node.outer.noloco import groups, partner
@@ -113,7 +113,7 @@ class Rendezvous:
         self._news = news
         self._here: _Here | None = None
         self._pairing = _Pairing((0, [], []))
-        self.deadline = Deadline(initial=300.0, floor=5.0)
+        self.deadline = LearnedWait(initial=300.0, floor=5.0)
         carrier.serve(MEET, self._answer)
 
     def expected(self, round: int) -> str:

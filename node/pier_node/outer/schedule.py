@@ -100,7 +100,7 @@ def total_rounds(config: RunConfig) -> int:
     if config.outer.algorithm == "sync" or local_steps <= 0:
         return before
     # After the last step, the fragments whose turn is over are synced once more, so that nothing learned is lost.
-    return before + math.ceil(local_steps / _beat(config.outer)) + config.outer.fragments - 1
+    return before + math.ceil(local_steps / _steps_of_round(config.outer)) + config.outer.fragments - 1
 
 
 def round_plan(config: RunConfig, number: int) -> RoundPlan:
@@ -142,7 +142,7 @@ def lr_at(outer: OuterSection, done: float) -> float:
     return 1.1 if done < 0.8 - ROUNDING else 0.9
 
 
-def _beat(outer: OuterSection) -> int:
+def _steps_of_round(outer: OuterSection) -> int:
     """Inner steps between two rounds; each round syncs the next fragment."""
     return outer.inner_steps // outer.fragments
 
@@ -168,9 +168,9 @@ def _solo_plan(config: RunConfig, number: int) -> RoundPlan:
 
 
 def _local_plan(config: RunConfig, number: int, index: int) -> RoundPlan:
-    outer, total, beat = config.outer, config.inner.total_steps, _beat(config.outer)
-    first = min(start_steps(config) + index * beat, total)
-    steps = min(beat, total - first)
+    outer, total, each = config.outer, config.inner.total_steps, _steps_of_round(config.outer)
+    first = min(start_steps(config) + index * each, total)
+    steps = min(each, total - first)
     done = (first + steps) / total
     opens = index == 0 and stepwise(config) == 0
     if outer.algorithm == "noloco":

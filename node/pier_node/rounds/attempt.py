@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from pier_node.base.faults import NO_FAULTS, Faults
-from pier_node.base.patience import Deadline
+from pier_node.base.patience import LearnedWait
 from pier_node.base.shared import Vector
 from pier_node.base.tasks import Signal, cancel_and_wait, first_of, run_to_end
 from pier_node.base.tracing import span
@@ -130,7 +130,7 @@ class Tools:
         self.node = self.carrier.node
         self.news = Signal()
         self.votes = VoteBook()
-        self.silence = Deadline(initial=30.0, floor=10.0)
+        self.silence = LearnedWait(initial=30.0, floor=10.0)
         self.bandwidth = 0.0
         self._scratch: Vector = np.empty(0, np.float32)
 

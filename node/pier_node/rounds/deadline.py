@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
 
-from pier_node.base.patience import Deadline
+from pier_node.base.patience import LearnedWait
 from pier_node.config.run import SITES
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.suspects import Suspects
@@ -28,7 +28,7 @@ class RoundDeadline:
         learned: learns how long after the first member the others arrive.
     """
 
-    def __init__(self, roster: Roster, learned: Deadline) -> None:
+    def __init__(self, roster: Roster, learned: LearnedWait) -> None:
         self._roster, self._learned = roster, learned
         self._since: dict[str, tuple[bytes, float]] = {}
         self._absent: set[str] = set()
@@ -59,7 +59,9 @@ class RoundDeadline:
         self._since[ready.node] = ready.nonce, at
         return at
 
-    def left(self, readies: Mapping[str, Ready], waited: float, base: Collection[str], abreast: Iterable[str]) -> float:
+    def seconds_to_wait(
+        self, readies: Mapping[str, Ready], waited: float, base: Collection[str], abreast: Iterable[str]
+    ) -> float:
         """Seconds to wait for members that may still arrive; 0 when it is time to close the group.
 
         Args:
@@ -82,7 +84,7 @@ class RoundDeadline:
             self._tardy.add(node, next(iter(readies.values())).round)
         return 0.0
 
-    def introductions_left(self, group: frozenset[str], waited: float) -> float:
+    def seconds_for_introductions(self, group: frozenset[str], waited: float) -> float:
         """Seconds to wait for members that this site has not met yet: their next beat says where they are reached.
 
         A leader that has just been started again would drop them from the round, which would then rest on fewer votes.

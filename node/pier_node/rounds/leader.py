@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from pier_node.base.patience import Deadline
+from pier_node.base.patience import LearnedWait
 from pier_node.outer.mean import split
 from pier_node.rounds import quorum
 from pier_node.rounds.deadline import RoundDeadline
@@ -72,7 +72,7 @@ class Leader:
     """
 
     def __init__(
-        self, roster: Roster, statements: Statements, view: Callable[[], LeaderView], patience: Deadline
+        self, roster: Roster, statements: Statements, view: Callable[[], LeaderView], patience: LearnedWait
     ) -> None:
         self._node, self._roster = roster.node, roster
         self._statements = statements
@@ -164,9 +164,9 @@ class Leader:
         waited = now - min(arrival.at for arrival in self._arrivals.values())
         if problem := self._lacking(group, view):
             return self._tell(problem, waited)
-        left = self._deadline.left(readies, waited, view.base, self._abreast())
-        if (left := max(left, self._deadline.introductions_left(group, waited))) > 0:
-            return left
+        wait = self._deadline.seconds_to_wait(readies, waited, view.base, self._abreast())
+        if (wait := max(wait, self._deadline.seconds_for_introductions(group, waited))) > 0:
+            return wait
         self._propose(group, readies, view)
         return None
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, 
 from typing import Any
 
 from pier_node.base.errors import PierError
-from pier_node.base.patience import Backoff, Deadline
+from pier_node.base.patience import Backoff, LearnedWait
 from pier_node.base.tasks import first_of, run_to_end
 from pier_node.base.tracing import span
 from pier_node.outer.mean import Update
@@ -75,7 +75,7 @@ class Rounds:
         self._mine = Ready()
         self._attempt: Attempt | None = None
         self.statements = tools.statements
-        self.leader = Leader(tools.roster, self.statements, self._leader_view, Deadline(initial=300.0, floor=5.0))
+        self.leader = Leader(tools.roster, self.statements, self._leader_view, LearnedWait(initial=300.0, floor=5.0))
         self.claims = ProgressChecks(self._carrier, self._roster, self.statements, self._trusted)
         self.disputes = Disputes(self._carrier, self._roster, tools.proofs, self.statements, tools.convict, self.claims)
         self._carrier.serve(GATHER, self.leader.gather)

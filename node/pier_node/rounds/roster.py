@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from pier_node.base.patience import Deadline
+from pier_node.base.patience import LearnedWait
 from pier_node.base.tasks import Signal, cancel_and_wait
 from pier_node.config.run import SITES
 from pier_node.identity.node import Signer
@@ -84,7 +84,7 @@ class Contact:
     """
 
     site: Site
-    limit: Deadline
+    limit: LearnedWait
     told_by: str = ""
     pulse: Pulse | None = None
     heard_at: float = 0.0
@@ -189,7 +189,7 @@ class Roster:
         if contact is None:
             if not self._make_room():
                 return None
-            limit = Deadline(initial=10 * self._interval, floor=5 * self._interval)
+            limit = LearnedWait(initial=10 * self._interval, floor=5 * self._interval)
             contact = self.contacts[site.node] = Contact(site, limit, told_by)
             contact.heard_at = asyncio.get_running_loop().time()
             if site.address:
