@@ -165,7 +165,7 @@ METHODS = {
     "noloco-start": _method((RATES, PAIRS), algorithm="noloco", start="solo", start_fraction=0.1),
 }
 
-FINALISTS = ("sync", "sync-muon", "pier-staged", "diloco-start", "int4-fragments-overlap", HIDDEN_MUON)
+FINALISTS = ("sync", "int4-fragments-early", "diloco-start", "pier-staged", "muon-int4-fragments-early", "sync-muon")
 TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "headline": (
         "short",
@@ -181,8 +181,8 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "starts": ("short", ("sync", "diloco-start", "diloco-sync-start", "diloco", "diloco-start-warmup")),
     "codecs": ("short", ("sync", "int4", "overlap", "int4-overlap", "int4-overlap-early", "int8", "bf16", "fragments")),
     "long": ("long", FINALISTS),
-    "domains": ("domains", ("sync", "diloco-start", "int4-fragments-overlap", "noloco-start")),
-    "wide": ("wide", ("sync", "diloco-start", "int4-fragments-overlap", "noloco-start")),
+    "domains": ("domains", ("sync", "diloco-start", "int4-fragments-early", "noloco-start")),
+    "wide": ("wide", ("sync", "diloco-start", "int4-fragments-early", "noloco-start")),
 }  # fmt: skip
 """Setting and methods of each table, the most valuable first."""
 
