@@ -33,7 +33,7 @@ def sent_bytes(codec: Codec, members: int, length: int) -> float:
 
 def _average(updates: Sequence[Update], part: slice, owner: Update, codec: Codec, mean: Vector) -> None:
     tokens = [update.tokens for update in updates]
-    parts = [_sent(update.vector[part], update.error, part, codec) for update in updates]
+    parts = [_sent(update.sent(part), update.error, part, codec) for update in updates]
     weighted_mean(parts, relative_weights(tokens), out=mean[part])
     means = of_means(codec, len(updates), len(mean[part]))
     if means is None:

@@ -284,8 +284,7 @@ class Simulation:
         for weights, start, unsent in zip(sites.weights(), starts, self._unsent, strict=True):
             unsent.learn(start, weights, plan.steps)
         part = plan.span(len(self.anchor))
-        offers = [(unsent.offer(part), unsent.tokens[plan.fragment]) for unsent in self._unsent]
-        self._flight = plan, [Update(vector, tokens, error) for (vector, error), tokens in offers]
+        self._flight = plan, [unsent.offer(part, unsent.tokens[plan.fragment]) for unsent in self._unsent]
         self._starts = self._beginnings()
         if not self._config.outer.overlap:
             self._land()

@@ -10,7 +10,7 @@ from multiprocessing import get_context
 
 import numpy as np
 import pytest
-from rounds.cases import LENGTH, outer_state
+from rounds.cases import LENGTH, outer_state, shared
 from simulation.network import Weather
 from simulation.pair_cluster import PairCluster, check, config
 from simulation.storms import storms
@@ -29,7 +29,7 @@ STORMS = storms(120)
 
 
 def test_the_merged_state() -> None:
-    state = merged(outer_state("ab", round=7), np.arange(LENGTH, dtype=np.float32), {"b": 1, "a": 1})
+    state = merged(outer_state("ab", round=7), shared(np.arange(LENGTH, dtype=np.float32)), {"b": 1, "a": 1})
     assert (state.round, state.members, state.ledger) == (8, ("a", "b"), {})
     np.testing.assert_array_equal(state.anchor, np.arange(LENGTH))
     np.testing.assert_array_equal(state.momentum, np.zeros(LENGTH))

@@ -14,6 +14,7 @@ from simulation.network import Network
 from simulation.virtual_time import run
 
 from pier_node.base.errors import PierError
+from pier_node.base.shared import SharedVector
 from pier_node.config.run import SITES, NolocoSection
 from pier_node.gossip.pairs import STALE
 from pier_node.outer.advance import advance_pair
@@ -293,8 +294,8 @@ def test_the_solo_start() -> None:
     async def main() -> None:
         site = PairMember(Network(1, CALM), "a")
 
-        def follow(state: OuterState, weights: np.ndarray, tokens: dict[str, int]) -> OuterState:
-            return advance_pair(state, state.round + 1, ["a"], [weights], tokens, site.tools.rates)
+        def follow(state: OuterState, weights: SharedVector, tokens: dict[str, int]) -> OuterState:
+            return advance_pair(state, state.round + 1, ["a"], [weights.array], tokens, site.tools.rates)
 
         weights = np.full(LENGTH, 2.0, np.float32)
         state = await site.pairs.commit_alone(Update(weights, 5), follow)  # type: ignore[arg-type]

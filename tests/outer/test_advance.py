@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ def plan(kind: Kind, momentum: float, lr: float = 0.0, warmup: bool = False, fir
 
 
 def step(before: OuterState, mean: Any, what: RoundPlan) -> OuterState:
-    return advance(before, np.array(mean, np.float32), TOKENS, what, LAYOUT, CONFIG.inner)
+    return advance(before, vector(mean), TOKENS, what, LAYOUT, CONFIG.inner)
 
 
 def test_the_golden_step() -> None:
@@ -62,6 +63,15 @@ def test_the_state_before_is_not_touched() -> None:
     digest = OuterState(4, ("a",), before.tensors, {"a": 5}).digest
     step(before, [0.5, 0.5], plan(Kind.LOCAL, 0.9, 1.0))
     assert OuterState(4, ("a",), before.tensors, {"a": 5}).digest == digest
+
+
+def test_the_mean_becomes_a_part_of_the_next_state_if_it_is_one_of_the_whole_model() -> None:
+    before, mean = state([1.0, 2.0], [3.0, 4.0]), vector([0.5, 0.5])
+    for kind, name in ((Kind.LOCAL, MOMENTUM), (Kind.SOLO, ANCHOR)):
+        assert advance(before, mean, TOKENS, plan(kind, 0.9, 1.0), LAYOUT, CONFIG.inner).tensors[name] is mean
+    half = replace(plan(Kind.LOCAL, 0.9, 1.0), fragment=1, fragments=2)
+    after = advance(before, vector([0.5]), TOKENS, half, LAYOUT, CONFIG.inner)
+    assert after.momentum == pytest.approx([3.0, 0.9 * 4.0 + 0.5])
 
 
 def test_no_momentum_and_full_rate_is_the_identity() -> None:
@@ -98,7 +108,7 @@ def test_a_synchronous_start_is_adamw_to_the_last_bit_and_gathers_what_it_moved_
         for name, view in LAYOUT.views(torch.from_numpy(gradient.copy())).items():
             own[name].grad = view
         take_step(own, Moments(first, second, number - 1), number - 1, CONFIG.inner)
-        now = advance(now, gradient, {"a": 1}, round_plan(CONFIG, number), LAYOUT, CONFIG.inner)
+        now = advance(now, vector(gradient), {"a": 1}, round_plan(CONFIG, number), LAYOUT, CONFIG.inner)
         if number % 4 == 0:
             boundaries.append(now.anchor.copy())
     flat = torch.empty(LAYOUT.length)
@@ -121,7 +131,8 @@ def test_who_is_alone_keeps_its_weights_to_the_last_bit_if_the_step_is_the_ident
 
     def after(lr: float, alone: Vector | None) -> list[float]:
         plan = round_plan(config(algorithm="diloco", momentum=0.0, lr=lr), 1)
-        return list(advance(before, before.anchor - weights, {"a": 5}, plan, LAYOUT, CONFIG.inner, alone).anchor)
+        mean = vector(before.anchor - weights)
+        return list(advance(before, mean, {"a": 5}, plan, LAYOUT, CONFIG.inner, alone).anchor)
 
     assert after(1.0, None) == [0.0, 7.0], "rounded"
     assert after(1.0, weights) == [*weights]

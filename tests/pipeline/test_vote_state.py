@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipeline.cases import config, iteration_plan
 
+from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
 from pier_node.outer.mean import Update, norm_limit, weighted_mean
 from pier_node.outer.schedule import total_rounds
@@ -27,9 +28,9 @@ BEGIN = vote_state.beginning(4, "a")
 
 
 def decided(state: OuterState, **brought: Update) -> OuterState:
-    mean = np.zeros(vote_state.length(4), np.float32)
+    mean = SharedVector(vote_state.length(4))
     givers = [it for it in brought.values() if it.tokens]
-    weighted_mean([it.vector for it in givers], [np.float32(1)] * len(givers), mean)
+    weighted_mean([it.vector for it in givers], [np.float32(1)] * len(givers), mean.array)
     return vote_state.advance(state, mean, {node: it.tokens for node, it in brought.items()})
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 from processes.run import Run
 
-from pier_node.base.shared import SharedVector, Vector
+from pier_node.base.shared import SharedVector
 from pier_node.config.run import load
 from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity, Signer
@@ -136,7 +136,7 @@ class Rogue:
         finally:
             honest.cancel()
 
-    def _honest(self, state: OuterState, mean: Vector, tokens: Mapping[str, int]) -> OuterState:
+    def _honest(self, state: OuterState, mean: SharedVector, tokens: Mapping[str, int]) -> OuterState:
         plan = round_plan(self._config, state.round + 1)
         return advance(state, mean, tokens, plan=plan, layout=Layout.of(self._config.model), inner=self._config.inner)
 
@@ -294,8 +294,8 @@ async def _nothing(holders: object, number: int, value: Value) -> OuterState:
     raise PeerLost("", "a rogue keeps nothing")
 
 
-def astray(state: OuterState, mean: Vector, tokens: Mapping[str, int]) -> OuterState:
+def astray(state: OuterState, mean: SharedVector, tokens: Mapping[str, int]) -> OuterState:
     """Another next state than everybody's."""
-    anchor = SharedVector(len(mean))
+    anchor = SharedVector(len(mean.array))
     anchor.array[:] = state.anchor - np.float32(1.0)
     return OuterState(state.round + 1, tuple(sorted(tokens)), {ANCHOR: anchor}, {})

@@ -95,10 +95,10 @@ def shares(tokens: Mapping[str, int], split: Sequence[tuple[int, int]]) -> list[
     ]
 
 
-def add_mean(state: OuterState, mean: Vector, tokens: Mapping[str, int]) -> OuterState:
+def add_mean(state: OuterState, mean: SharedVector, tokens: Mapping[str, int]) -> OuterState:
     """The simplest way on: the anchor moves by the mean."""
     ledger = {node: state.ledger.get(node, 0) + tokens.get(node, 0) for node in {*state.ledger, *tokens}}
-    tensors = {ANCHOR: shared(state.anchor + mean), MOMENTUM: state.tensors[MOMENTUM]}
+    tensors = {ANCHOR: shared(state.anchor + mean.array), MOMENTUM: state.tensors[MOMENTUM]}
     return OuterState(state.round + 1, tuple(sorted(tokens)), tensors, ledger)
 
 

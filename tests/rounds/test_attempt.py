@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
 from pier_node.base.faults import Faults
+from pier_node.base.shared import SharedVector
 from pier_node.config.run import SITES
 from pier_node.outer.mean import Update
 from pier_node.outer.state import MOMENTUM, OuterState
@@ -147,10 +149,31 @@ def test_other_bits_decide_nothing() -> None:
     scene(play)
 
 
+def test_the_memory_of_what_is_staged_is_given_to_no_other_attempt() -> None:
+    async def play(members: dict[str, Member]) -> None:
+        staged: list[SharedVector] = []
+
+        def keep(state: OuterState, mean: SharedVector, tokens: Mapping[str, int]) -> OuterState:
+            staged.append(mean)
+            return add_mean(state, mean, tokens)
+
+        rounds, tools = members["a"].rounds, members["a"].tools
+        await rounds.promises.promise(BALLOT, "a")
+        waiting = tools.room(LENGTH)
+        await Attempt(tools, rounds.state, rounds.promises, fresh("a"), announced(members["a"])).run(
+            Update(np.ones(LENGTH, np.float32), 1), keep
+        )
+        assert staged == [waiting]
+        assert tools.room(LENGTH) is not waiting
+
+    scene(play, "a")
+
+
 def test_a_result_that_is_not_finite_is_not_voted_for() -> None:
     async def play(members: dict[str, Member]) -> None:
         def explode(state: OuterState, mean: Any, tokens: Any) -> OuterState:
-            return add_mean(state, mean * np.float32(np.inf), tokens)
+            mean.array[:] = np.inf
+            return add_mean(state, mean, tokens)
 
         rounds = members["a"].rounds
         part = Attempt(members["a"].tools, rounds.state, rounds.promises, fresh("a"), announced(members["a"]))

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from rounds.cases import config, outer_state
 from simulation.cluster import LENGTH, TinyLayout
 from simulation.virtual_time import run
@@ -99,14 +98,16 @@ class Rounds:
         self.disk.set()
 
     async def commit(self, update: Update, advance: Callable[..., OuterState]) -> OuterState:
-        self.heard.append((float(update.vector[0]), update.tokens))
+        self.heard.append((float(update.sent()[0]), update.tokens))
         fate = self.fates.pop(0) if self.fates else "in"
         if isinstance(fate, BaseException):
             raise fate
         if update.error is not None:
             update.error[:] = self.drops
-        mean, tokens = (update.vector, {ME: update.tokens}) if fate == "in" else (np.zeros(len(update.vector)), {})
-        self.decided = advance(self.state, np.array(mean, np.float32), {**tokens, "other": 1})
+        mean, tokens = update.copied(), {ME: update.tokens}
+        if fate != "in":
+            mean.array[:], tokens = 0, {}
+        self.decided = advance(self.state, mean, {**tokens, "other": 1})
         self.news.notify()
         await self.disk.wait()
         self.state = self.decided

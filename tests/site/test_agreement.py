@@ -7,7 +7,6 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from rounds.cases import config, outer_state
 from simulation.cluster import LENGTH, TinyLayout
@@ -196,7 +195,7 @@ def test_a_solo_start_is_made_as_with_other_algorithms() -> None:
 
 class Solo(Pairs):
     async def commit_alone(self, update: Update, advance: Callable[..., OuterState]) -> OuterState:
-        self.state = advance(self.state, np.array(update.vector), {ME: update.tokens})
+        self.state = advance(self.state, update.copied(), {ME: update.tokens})
         return self.state
 
 

@@ -40,35 +40,35 @@ def test_a_fragment_is_taken_by_itself() -> None:
     unsent.learn(constant(1), constant(0), 10)
     assert unsent.tokens == [20, 10, 20]
     assert [float(unsent.delta.array[span(LENGTH, 3, index)][0]) for index in range(3)] == [2.0, 1.0, 2.0]
-    vector, error = unsent.offer(span(LENGTH, 3, 1))
-    assert (vector.tolist(), error) == ([1.0, 1.0], None)
+    update = unsent.offer(span(LENGTH, 3, 1), unsent.tokens[1])
+    assert (update.sent().tolist(), update.tokens, update.error) == ([1.0, 1.0], 10, None)
 
 
 def test_what_a_codec_lost_is_offered_again_once_the_rest_was_taken() -> None:
     unsent = UnsentUpdate(LENGTH, 2, lossy=True)
     unsent.learn(constant(4), constant(0), 10)
     part = span(LENGTH, 2, 1)
-    vector, error = unsent.offer(part)
-    assert error is not None
-    error[:] = vector - 3
-    again, error = unsent.offer(part)
-    assert again.tolist() == [4.0] * 4, "an attempt that failed has changed nothing"
-    assert error is not None
-    error[:] = 1.5
+    update = unsent.offer(part, 10)
+    assert update.error is not None
+    update.error[:] = update.sent() - 3
+    again = unsent.offer(part, 10)
+    assert again.sent().tolist() == [4.0] * 4, "an attempt that failed has changed nothing"
+    assert again.error is not None
+    again.error[:] = 1.5
     unsent.taken(1)
     unsent.taken(0)
     assert unsent.residual is not None
     assert unsent.residual.array.tolist() == [0.0] * 3 + [1.5] * 4
     unsent.learn(constant(2), constant(0), 10)
-    assert unsent.offer(part)[0].tolist() == [3.5] * 4
-    assert unsent.offer(slice(0, LENGTH), constant(1))[0].tolist() == [1.0] * 3 + [2.5] * 4
+    assert unsent.offer(part, 10).sent().tolist() == [3.5] * 4
+    assert unsent.offer(slice(0, LENGTH), 10, constant(1)).sent().tolist() == [1.0] * 3 + [2.5] * 4
 
 
 def test_a_restored_one_is_as_it_was() -> None:
     unsent = UnsentUpdate(3, 2, lossy=True)
     unsent.restore(shared([1, 2, 3]), (5, 6), shared([7, 8, 9]))
     assert unsent.tokens == [5, 6]
-    assert unsent.offer(slice(0, 3))[0].tolist() == [8.0, 10.0, 12.0]
+    assert unsent.offer(slice(0, 3), 5).sent().tolist() == [8.0, 10.0, 12.0]
     plain = UnsentUpdate(3, 1, lossy=False)
     plain.restore(None, (), shared([7, 8, 9]))
     assert (bool(plain), plain.residual) == (False, None)
@@ -79,7 +79,7 @@ def test_a_residual_that_was_sent_before_a_restart_is_not_sent_again() -> None:
     unsent = UnsentUpdate(LENGTH, 2, lossy=True)
     unsent.restore(shared([4] * LENGTH), (5, 5), shared([1] * LENGTH))
     unsent.taken(1)
-    assert unsent.offer(slice(0, LENGTH))[0].tolist() == [5.0] * 3 + [0.0] * 4
+    assert unsent.offer(slice(0, LENGTH), 5).sent().tolist() == [5.0] * 3 + [0.0] * 4
 
 
 def test_forgetting() -> None:
@@ -87,7 +87,7 @@ def test_forgetting() -> None:
     unsent.restore(shared([1, np.nan]), (5,), shared([np.inf, 0]))
     unsent.forget()
     assert not unsent
-    assert unsent.offer(slice(0, 2))[0].tolist() == [0.0, 0.0]
+    assert unsent.offer(slice(0, 2), 5).sent().tolist() == [0.0, 0.0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), max_size=20))
@@ -101,7 +101,7 @@ def test_anchor_and_pending_hold_all_that_was_learnt(rounds: list[tuple[int, int
         unsent.learn(now, now - np.float32(step), step)
         weights -= step
         part = span(LENGTH, 4, fragment)
-        anchor[part] -= unsent.offer(part)[0]
+        anchor[part] -= unsent.offer(part, 1).sent()
         unsent.taken(fragment)
     assert fp32(*(anchor - unsent.delta.array)).tolist() == [float(weights)] * LENGTH
 
@@ -109,7 +109,7 @@ def test_anchor_and_pending_hold_all_that_was_learnt(rounds: list[tuple[int, int
 def test_old_errors_fade() -> None:
     unsent = UnsentUpdate(2, 1, lossy=True, decay=0.5)
     unsent.restore(shared([1, 1]), (5,), shared([8, 4]))
-    vector, error = unsent.offer(slice(0, 2))
-    assert vector.tolist() == [5.0, 3.0]
-    assert error is not None
-    assert unsent.offer(slice(0, 2))[0].tolist() == [5.0, 3.0], "once, however often it is offered"
+    update = unsent.offer(slice(0, 2), 5)
+    assert update.sent().tolist() == [5.0, 3.0]
+    assert update.norm == np.float32(np.sqrt(34))
+    assert unsent.offer(slice(0, 2), 5).sent().tolist() == [5.0, 3.0], "once, however often it is offered"

@@ -496,7 +496,7 @@ class SyncRounds(Rounds):
     async def commit(self, update: Update, advance: Callable[..., OuterState]) -> OuterState:
         if self.state.round >= 2:
             return await super().commit(update, advance)
-        self.heard.append((float(update.vector[0]), update.tokens))
+        self.heard.append((float(update.sent()[0]), update.tokens))
         moments = {name: shared(np.full(LENGTH, 0.5, np.float32)) for name in (ADAM_M, ADAM_V)}
         tensors = {**self.state.tensors, **moments}
         number = self.state.round + 1

@@ -127,33 +127,39 @@ class Vectors:
         at_times: additional ones: a round continued without this site; a newcomer fetches the run's state from it.
     """
 
-    always: dict[str, int]
-    at_times: dict[str, int]
+    always: dict[str, float]
+    at_times: dict[str, float]
 
     @property
-    def usual(self) -> int:
+    def usual(self) -> float:
         """The number in every round."""
         return sum(self.always.values())
 
     @property
-    def most(self) -> int:
+    def most(self) -> float:
         """The number if everything coincides."""
         return self.usual + sum(self.at_times.values())
 
 
 def vectors(config: RunConfig) -> Vectors:
-    """The vectors that the daemon holds. A state contains AdamW's moments if gradients are exchanged."""
+    """The vectors that the daemon holds: docs/engine.md says what each is for."""
     outer = config.outer
     state = 4 if "sync" in (outer.algorithm, outer.start) else 2
     anchors = outer.algorithm == "noloco" and needs_anchors(outer.noloco)
-    means = 2 if anchors else 1
-    always = {"state": state, "shadow": state, "mean": means, "outbox": 1, "AdamW's moments": 2, "pending": 1}
-    at_times = {"state that is served": state}
+    fragment = 1 / outer.fragments
+    always: dict[str, float] = {"state": state, "shadow": state, "outbox": 1, "AdamW's moments": 2, "pending": 1}
+    at_times: dict[str, float] = {"state that is served": state}
+    if outer.algorithm == "noloco":
+        always["means"] = 2 if anchors else 1
+    elif outer.fragments > 1:
+        always["mean"] = fragment
     if anchors:
         at_times["anchors of partners"] = HELD
     (always if outer.overlap or outer.fragments > 1 else at_times)["start from pending"] = 1
     if outer.codec != "none":
-        always |= {"residual": 1, "update": 1, "its error": 1}
+        always |= {"residual": 1, "error": fragment}
+        if outer.algorithm == "noloco":
+            always["update"] = 1
     return Vectors(always, at_times)
 
 
@@ -167,7 +173,9 @@ def memory_finding(config: RunConfig, parameters: int, cpu_workers: int, held: i
     """
     copies = vectors(config)
     workers = STATE * parameters * cpu_workers
-    usual, most = (max(0, FLOAT * parameters * number - held) + workers for number in (copies.usual, copies.most))
+    usual, most = (
+        max(0, round(FLOAT * parameters * number) - held) + workers for number in (copies.usual, copies.most)
+    )
     detail = f"up to {amount(most)} {'more ' if held else ''}needed when sites exchange; {amount(free)} free"
     values = {
         "usual_bytes": usual,
@@ -179,8 +187,8 @@ def memory_finding(config: RunConfig, parameters: int, cpu_workers: int, held: i
         return Finding(THIS_SITE, "memory", Verdict.OK, detail, "", values)
     verdict = Verdict.ADVICE if free >= usual else Verdict.PROBLEM
     remedy = (
-        f"Free {amount(most - free)} of memory here, or run a smaller model: the daemon holds up to {copies.most} fp32 "
-        f"copies of it ({FLOAT * copies.most} bytes a parameter)."
+        f"Free {amount(most - free)} of memory here, or run a smaller model: the daemon holds up to {copies.most:g} "
+        f"fp32 copies of it ({FLOAT * copies.most:g} bytes a parameter)."
     )
     return Finding(THIS_SITE, "memory", verdict, detail, remedy, values)
 

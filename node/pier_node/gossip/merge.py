@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from pier_node.base.patience import Backoff
-from pier_node.base.shared import SharedVector, Vector
+from pier_node.base.shared import SharedVector
 from pier_node.base.tasks import first_of
 from pier_node.gossip.standing import Standing
 from pier_node.outer.mean import Update
@@ -150,8 +150,7 @@ class Merge:
         return sum(known) / len(known) if known else math.nan
 
 
-def merged(state: OuterState, mean: Vector, tokens: Mapping[str, int]) -> OuterState:
+def merged(state: OuterState, mean: SharedVector, tokens: Mapping[str, int]) -> OuterState:
     """The state after the merge: the members' mean, shape [parameters], without momentum; equal at all members."""
-    anchor, momentum = SharedVector.scratch(len(mean)), SharedVector(len(mean))
-    anchor.array[:] = mean
-    return OuterState(state.round + 1, tuple(sorted(tokens)), {ANCHOR: anchor, MOMENTUM: momentum}, {})
+    tensors = {ANCHOR: mean, MOMENTUM: SharedVector(len(mean.array))}
+    return OuterState(state.round + 1, tuple(sorted(tokens)), tensors, {})

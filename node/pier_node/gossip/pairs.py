@@ -233,7 +233,7 @@ class Pairs:
     async def commit_alone(self, update: Update, advance: Advance) -> OuterState:
         """Commit a round of the run's solo start."""
         state, tokens = self.state, {self.node: update.tokens}
-        shadow: OuterState = await run_to_end(asyncio.to_thread(advance, state, update.vector, tokens))
+        shadow = await run_to_end(asyncio.to_thread(lambda: advance(state, update.copied(), tokens)))
         await self._commit_own(shadow, _nothing)
         return shadow
 

@@ -13,12 +13,12 @@ from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import InnerSection, NolocoSection, RunConfig
 from pier_node.outer.layout import Layout
 from pier_node.outer.noloco import noloco_step
-from pier_node.outer.pier import accumulate, outer_step, pseudo_gradient
+from pier_node.outer.pier import accumulate, outer_step
 from pier_node.outer.schedule import Kind, RoundPlan, entry
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState, Piece, in_pieces
 
-Made = tuple[dict[str, SharedVector], dict[str, list[Piece]] | None]
-"""The tensors of the next state, and what is known of their pieces, if they were measured."""
+Made = tuple[dict[str, SharedVector], dict[str, list[Piece]]]
+"""The tensors of the next state, and what is known of their pieces."""
 
 
 def get_ready(config: RunConfig) -> None:
@@ -29,7 +29,7 @@ def get_ready(config: RunConfig) -> None:
 
 def advance(
     state: OuterState,
-    mean: Vector,
+    mean: SharedVector,
     tokens: Mapping[str, int],
     plan: RoundPlan,
     layout: Layout,
@@ -40,8 +40,8 @@ def advance(
 
     Args:
         mean: mean over the members, for the fragment (or whole model) that the round syncs, shape [elements of the
-            fragment]: the weights (solo), the gradient (sync) or the pseudo-gradient (local); overwritten as scratch
-            memory.
+            fragment]: the weights (solo), the gradient (sync) or the pseudo-gradient (local). Its memory becomes a part
+            of the next state, or is overwritten.
         tokens: tokens that each member of the round trained on.
         alone: weights θ of the only member, shape [parameters]: if the outer step is the identity, the new anchor is θ
             to the last bit wherever the mean is φ − θ.
@@ -51,7 +51,7 @@ def advance(
         case Kind.SOLO:
             made = _solo(state, mean, plan)
         case Kind.SYNC:
-            made = _sync(state, mean, plan, layout, inner), None
+            made = _sync(state, mean, plan, layout, inner)
         case _:
             made = _local(state, mean, plan, alone)
     tensors, pieces = made
@@ -60,8 +60,7 @@ def advance(
         key = entry(node, plan.fragment)
         ledger[key] = ledger.get(key, 0) + count
     adam_step = state.adam_step + 1 if ADAM_M in tensors else 0
-    following = OuterState(state.round + 1, tuple(sorted(tokens)), tensors, ledger, adam_step)
-    return following.knowing(pieces) if pieces else following
+    return OuterState(state.round + 1, tuple(sorted(tokens)), tensors, ledger, adam_step).knowing(pieces)
 
 
 def _in_pieces(tensors: Mapping[str, SharedVector], make: Callable[[slice], None]) -> dict[str, list[Piece]]:
@@ -96,50 +95,44 @@ def advance_pair(
     return OuterState(number, tuple(sorted(members)), {ANCHOR: anchor, MOMENTUM: momentum}, dict(ledger))
 
 
-def _solo(state: OuterState, mean: Vector, plan: RoundPlan) -> Made:
+def _solo(state: OuterState, weights: SharedVector, plan: RoundPlan) -> Made:
     """The anchor becomes the weights to the last bit; momentum warmup accumulates their movement."""
-    anchor, momentum = SharedVector.scratch(len(mean)), SharedVector.scratch(len(mean))
-
-    def make(piece: slice) -> None:
-        anchor.array[piece] = mean[piece]
-        if plan.warmup:
-            pseudo_gradient(state.anchor[piece], mean[piece], out=mean[piece])
-            accumulate(state.momentum[piece], mean[piece], plan.momentum, out=momentum.array[piece])
-        else:
-            momentum.array[piece] = 0
-
-    tensors = {ANCHOR: anchor, MOMENTUM: momentum}
-    return tensors, _in_pieces(tensors, make)
+    momentum = SharedVector.scratch(len(weights.array))
+    tensors = {ANCHOR: weights, MOMENTUM: momentum}
+    return tensors, _in_pieces(tensors, lambda piece: _warm_up(state, weights.array, plan, momentum.array, piece))
 
 
-def _sync(
-    state: OuterState, mean: Vector, plan: RoundPlan, layout: Layout, inner: InnerSection
-) -> dict[str, SharedVector]:
+def _warm_up(state: OuterState, anchor: Vector, plan: RoundPlan, momentum_out: Vector, piece: slice) -> None:
+    """One piece of the momentum of a start, which accumulates the movement to the new anchor, if it is warmed up."""
+    if plan.warmup:
+        accumulate(state.momentum[piece], state.anchor[piece] - anchor[piece], plan.momentum, out=momentum_out[piece])
+    else:
+        momentum_out[piece] = 0
+
+
+def _sync(state: OuterState, mean: SharedVector, plan: RoundPlan, layout: Layout, inner: InnerSection) -> Made:
     """Take one inner step on the anchor itself. Over an interval, M accumulates φ_first − φ_last step by step."""
     import torch
 
     from pier_node.outer.inner_optimizer import step_vectors
 
     names = (ANCHOR, ADAM_M, ADAM_V)
-    next_state = {name: SharedVector.scratch(len(mean)) for name in (*names, MOMENTUM)}
+    tensors = {name: SharedVector.scratch(len(mean.array)) for name in names}
     for name in names:
-        next_state[name].array[:] = state.tensors[name].array if name in state.tensors else 0
-    anchor, adam_m, adam_v = (torch.from_numpy(next_state[name].array) for name in names)
-    gradient = torch.from_numpy(mean)
+        tensors[name].array[:] = state.tensors[name].array if name in state.tensors else 0
+    anchor, adam_m, adam_v = (torch.from_numpy(tensors[name].array) for name in names)
+    gradient = torch.from_numpy(mean.array)
     step_vectors(layout, anchor, (adam_m, adam_v, state.adam_step), gradient, plan.first_step, inner)
-    if plan.warmup:
-        moved = np.subtract(state.anchor, next_state[ANCHOR].array, out=mean)
-        accumulate(state.momentum, moved, plan.momentum, out=next_state[MOMENTUM].array)
-    else:
-        next_state[MOMENTUM].array.fill(0)
-    return next_state
+    tensors[MOMENTUM] = mean
+    new = tensors[ANCHOR].array
+    return tensors, _in_pieces(tensors, lambda piece: _warm_up(state, new, plan, mean.array, piece))
 
 
-def _local(state: OuterState, mean: Vector, plan: RoundPlan, alone: Vector | None) -> Made:
+def _local(state: OuterState, mean: SharedVector, plan: RoundPlan, alone: Vector | None) -> Made:
     """Take Pier's (and DiLoCo's) outer step on one fragment; the other fragments stay unchanged."""
     length = len(state.anchor)
     part = plan.span(length)
-    anchor, momentum = SharedVector.scratch(length), SharedVector.scratch(length)
+    anchor, momentum = SharedVector.scratch(length), mean if plan.fragments == 1 else SharedVector.scratch(length)
     exact = alone if (plan.momentum, plan.lr, plan.fragments) == (0, 1, 1) else None
 
     def make(piece: slice) -> None:
@@ -148,7 +141,7 @@ def _local(state: OuterState, mean: Vector, plan: RoundPlan, alone: Vector | Non
         here = slice(max(piece.start, part.start), min(piece.stop, part.stop))
         if here.start >= here.stop:
             return
-        delta, new = mean[here.start - part.start : here.stop - part.start], anchor.array[here]
+        delta, new = mean.array[here.start - part.start : here.stop - part.start].copy(), anchor.array[here]
         outer_step(state.anchor[here], state.momentum[here], delta, plan.momentum, plan.lr, new, momentum.array[here])
         if exact is not None:
             _undo_rounding(new, state.anchor[here], delta, exact[here])

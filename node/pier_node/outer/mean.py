@@ -42,10 +42,10 @@ from itertools import pairwise
 import numpy as np
 
 from pier_node.base.errors import PierError
-from pier_node.base.shared import Vector
+from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import SITES, RunConfig
 from pier_node.outer.schedule import Kind, RoundPlan, entry, round_plan, start_steps
-from pier_node.outer.state import l2_norm
+from pier_node.outer.state import PIECE, l2_norm
 
 log = logging.getLogger(__name__)
 
@@ -254,22 +254,46 @@ NORM_LIMIT = 100.0
 """Limit on the norm of an update, as a multiple of the norm of the model."""
 
 
+ONE = np.float32(1)
+
+
 @dataclass(frozen=True)
 class Update:
     """A vector of the length that the round syncs, with its weight in tokens.
 
     Attributes:
-        error: receives what a lossy codec drops of the vector, same shape; None with a lossless codec.
+        vector: what is sent, without the residual.
+        error: receives what a lossy codec drops of what is sent, same shape; None with a lossless codec.
+        residual: what it dropped earlier, same shape; None if nothing of it is sent again.
+        decay: the part of the residual that is sent again.
     """
 
     vector: Vector
     tokens: int
     error: Vector | None = None
+    residual: Vector | None = None
+    decay: np.float32 = ONE
+
+    def sent(self, part: slice = slice(None)) -> Vector:
+        """What is sent of some elements. It is made when it is needed: memory holds no sum as long as the vector."""
+        vector = self.vector[part]
+        return vector if self.residual is None else vector + self.decay * self.residual[part]
 
     @cached_property
     def norm(self) -> float:
         """L2 norm of what is sent; 0 for an update without tokens, which is not sent."""
-        return l2_norm(self.vector) if self.tokens else 0.0
+        if not self.tokens:
+            return 0.0
+        if self.residual is None:
+            return l2_norm(self.vector)
+        starts = range(0, len(self.vector), PIECE)
+        return math.sqrt(math.fsum(l2_norm(self.sent(slice(start, start + PIECE))) ** 2 for start in starts))
+
+    def copied(self) -> SharedVector:
+        """The mean of this update alone: a copy of what is sent."""
+        copy = SharedVector.scratch(len(self.vector))
+        copy.array[:] = self.sent()
+        return copy
 
 
 def norm_limit(norm: float) -> float:

@@ -118,8 +118,9 @@ def not_ready(stages: int) -> Update:
     return Update(np.zeros(length(stages), np.float32), 0)
 
 
-def advance(state: OuterState, mean: Vector, tokens: Mapping[str, int]) -> OuterState:
+def advance(state: OuterState, exchanged: SharedVector, tokens: Mapping[str, int]) -> OuterState:
     """The state after a round; `tokens` is 1 for each member that is ready and 0 for the others."""
+    mean = exchanged.array
     anchor, momentum = SharedVector(len(mean)), SharedVector(len(mean))
     anchor.array[:] = state.anchor
     momentum.array[:] = 0

@@ -16,7 +16,7 @@ import numpy as np
 
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.patience import LearnedWait
-from pier_node.base.shared import Vector
+from pier_node.base.shared import SharedVector
 from pier_node.base.tasks import Signal, cancel_and_wait, first_of, run_to_end
 from pier_node.base.tracing import span
 from pier_node.config.run import SITES
@@ -41,8 +41,8 @@ TELLS = 3
 
 log = logging.getLogger(__name__)
 
-Advance = Callable[[OuterState, Vector, Mapping[str, int]], OuterState]
-"""(last state, mean, tokens by member) -> next state: pure, with the same bits at every member."""
+Advance = Callable[[OuterState, SharedVector, Mapping[str, int]], OuterState]
+"""(last state, mean, tokens by member) -> next state, with the same bits at every member; it may keep the mean."""
 
 
 class VoteBook:
@@ -132,13 +132,17 @@ class Tools:
         self.votes = VoteBook()
         self.silence = LearnedWait(initial=30.0, floor=10.0)
         self.bandwidth = 0.0
-        self._scratch: Vector = np.empty(0, np.float32)
+        self._room = SharedVector(0)
 
-    def scratch(self, length: int) -> Vector:
-        """Memory for a mean, shape [length]: every attempt reuses it, so that its pages are already mapped."""
-        if len(self._scratch) != length:
-            self._scratch = np.zeros(length, np.float32)
-        return self._scratch
+    def room(self, length: int) -> SharedVector:
+        """Memory for a mean, shape [length]. Attempts that fail leave it to the next one."""
+        if len(self._room.array) != length:
+            self._room = SharedVector.scratch(length)
+        return self._room
+
+    def hand_over(self) -> None:
+        """The mean is complete, and its memory belongs to the next state."""
+        self._room = SharedVector(0)
 
     async def tell(self, node: str, method: Method[Q, pb.Ack], message: Q) -> None:
         """Send a message, again if it is lost; a node that still misses it learns so when it asks the leader again."""
@@ -191,8 +195,8 @@ class Attempt:
             value = pb.Value(origin=adopted.origin, digest=adopted.digest, members=known)
         else:
             with span("outer step"):
-                step = asyncio.to_thread(advance, self._state, mean, self._tokens)
-                shadow = await run_to_end(step)  # otherwise the next attempt would use `mean` at the same time
+                self._tools.hand_over()
+                shadow = await run_to_end(asyncio.to_thread(advance, self._state, mean, self._tokens))
                 await check_finite(shadow)
             value = pb.Value(origin=self.ballot, digest=shadow.digest, members=shadow.members)
         await self._tools.faults.reach(shadow.round, "staged")
@@ -222,7 +226,7 @@ class Attempt:
         others = [node for node in self.group if node != self._tools.node]
         await asyncio.gather(*(self._tools.tell(node, ABORT, notice) for node in others))
 
-    async def _exchange(self, update: Update) -> Vector:
+    async def _exchange(self, update: Update) -> SharedVector:
         """The mean. Members that adopt a result exchange no data, but nobody votes before all have taken part."""
         tools, adopts = self._tools, self._proposal.HasField("adopt")
         plan = Plan(
@@ -234,8 +238,8 @@ class Attempt:
             chunk=tools.chunk,
             weighing=self._weighing,
         )
-        mean = tools.scratch(len(update.vector))
-        self.reduction = Reduction(tools.carrier, plan, update, mean, tools.codec, tools.faults, tools.mean)
+        mean = tools.room(len(update.vector))
+        self.reduction = Reduction(tools.carrier, plan, update, mean.array, tools.codec, tools.faults, tools.mean)
         tools.news.notify()
         await self.reduction.run()
         if not adopts:

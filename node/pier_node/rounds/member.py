@@ -102,7 +102,7 @@ class Rounds:
         """Commit a round with this site as its only member, which needs nobody's vote."""
         state, tokens = self.state, {self.node: update.tokens}
         with span("outer step"):
-            shadow = await asyncio.to_thread(lambda: advance(state, update.vector, tokens))
+            shadow = await asyncio.to_thread(lambda: advance(state, update.copied(), tokens))
             await check_finite(shadow)
         self._decide(shadow)
         await self._settle(shadow, [alone(shadow, state.digest, self.statements)])

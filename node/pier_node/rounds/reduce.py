@@ -33,6 +33,7 @@ import numpy as np
 
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import Buffer, Vector
+from pier_node.base.tasks import run_to_end
 from pier_node.outer.codec import BadCode, Codec, of_means
 from pier_node.outer.mean import (
     EXACT,
@@ -160,6 +161,7 @@ class Part(NamedTuple):
 
 
 NO_DATA = b""
+NO_UPDATE = Update(np.empty(0, np.float32), 0)
 
 
 class Reduction:
@@ -189,7 +191,7 @@ class Reduction:
         self._carrier = carrier
         self._faults = faults
         self._plan = plan
-        self._vector, self._error = update.vector, update.error
+        self._update, self._error = update, update.error
         self._mean = mean
         self._codec, self._rule = codec, rule
         self._slow = codec.lossy or rule is not weighted_mean
@@ -221,6 +223,8 @@ class Reduction:
             worst = _worst(group)
         finally:
             self._over = True
+            # What was under way may refer to this object until it is collected, but the vectors are needed elsewhere.
+            self._update, self._error, self._mean = NO_UPDATE, None, NO_UPDATE.vector
         if worst:  # before Python 3.11.4, an exception raised inside `except*` is wrapped in a group
             raise worst
 
@@ -288,7 +292,7 @@ class Reduction:
     async def _own(self, part: slice) -> Part:
         """Our own part as the other members would decode it."""
         if not self._codec.lossy:
-            return Part(NO_DATA, self._vector[part])
+            return Part(NO_DATA, self._update.sent(part))
         return await self._work(partial(self._coded, part))
 
     def _part(self, data: Buffer, length: int) -> Part:
@@ -296,7 +300,7 @@ class Reduction:
 
     def _coded(self, part: slice) -> Part:
         """A part of our vector as it travels and as all decode it; keeps its error."""
-        values = self._vector[part]
+        values = self._update.sent(part)
         coded = self._part(self._codec.encode(values), len(values))
         if self._error is not None:
             np.subtract(values, coded.values, out=self._error[part])
@@ -337,8 +341,11 @@ class Reduction:
         return mean
 
     async def _work(self, work: Callable[[], T]) -> T:
-        """Run codecs and sorting in a thread, as they take long enough for it; copies and sums do not."""
-        return await asyncio.to_thread(work) if self._slow else work()
+        """Run codecs and sorting in a thread, as they take long enough for it; copies and sums do not.
+
+        It is finished even if the attempt ends: the memory that it writes to is the next attempt's.
+        """
+        return await run_to_end(asyncio.to_thread(work)) if self._slow else work()
 
     async def _next_part(self, share: Share, squares: dict[str, float]) -> Part:
         node, loop = share.node, asyncio.get_running_loop()

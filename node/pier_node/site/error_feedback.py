@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pier_node.base.shared import SharedVector, Vector
+from pier_node.outer.mean import Update
 from pier_node.outer.schedule import span
 from pier_node.outer.state import PIECE
 
@@ -54,18 +55,19 @@ class UnsentUpdate:
             delta[piece] += start[piece] - weights[piece]
         self.tokens = [count + tokens for count in self.tokens]
 
-    def offer(self, part: slice, vector: Vector | None = None) -> tuple[Vector, Vector | None]:
-        """The vector to send for a fragment, and a buffer for what the codec loses; both have the fragment's length.
+    def offer(self, part: slice, tokens: int, vector: Vector | None = None) -> Update:
+        """What to send for a fragment: views of Δ and the residual, and a buffer for what the codec loses.
 
         Args:
+            tokens: the update's weight.
             vector: the vector to send for the fragment instead of Δ.
         """
         source = self.delta.array[part] if vector is None else vector
         if self.residual is None:
-            return source, None
+            return Update(source, tokens)
         error = np.zeros_like(source)
         self._offered = part, error
-        return source + self._decay * self.residual.array[part], error
+        return Update(source, tokens, error, self.residual.array[part], self._decay)
 
     def taken(self, fragment: int) -> None:
         """Clear this fragment's Δ, which is now in the anchor; keep what the codec lost of it.

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pier_node.base.shared import SharedVector, Vector
+from pier_node.base.shared import SharedVector
 from pier_node.base.tasks import cancel_and_wait, run_to_end
 from pier_node.base.tracing import span
 from pier_node.config.run import RunConfig
@@ -268,16 +268,14 @@ class Training:
         part = plan.span(len(anchor))
         if plan.kind is Kind.SOLO:
             return worth_sending(plan, Update(outbox, tokens), anchor)
-        vector, error = pending.offer(part, outbox if plan.kind is Kind.SYNC else None)
         if plan.kind in APART:
             tokens = pending.tokens[plan.fragment]
-        sent = worth_sending(plan, Update(vector, tokens, error), anchor)
+        sent = worth_sending(plan, pending.offer(part, tokens, outbox if plan.kind is Kind.SYNC else None), anchor)
         if sent.tokens < tokens:
             self._forget(plan)
         if plan.kind is Kind.PAIR:  # a pair exchanges weights: φ − Δ, whatever has just happened to Δ
-            theta = self._beginning(self._rounds.state).array
-            vector, error = pending.offer(plan.span(len(theta)), theta)
-            return Update(vector, sent.tokens, error)
+            theta = pending.offer(part, sent.tokens, self._beginning(self._rounds.state).array)
+            return Update(theta.sent(), theta.tokens, theta.error)
         return sent
 
     def _forget(self, plan: RoundPlan) -> None:
@@ -308,7 +306,7 @@ class Training:
         # Where the weights stay in the outbox until the round is over, and nothing of them is left for later.
         whole = not self._config.outer.overlap and self._unsent.residual is None
 
-        def step(state: OuterState, mean: Vector, tokens: Mapping[str, int]) -> OuterState:
+        def step(state: OuterState, mean: SharedVector, tokens: Mapping[str, int]) -> OuterState:
             alone = whole and len(tokens) == 1 and tokens.get(self._agreement.node, 0) > 0
             weights = self._inner.weights if alone else None
             return advance(state, mean, tokens, plan, self._layout, self._config.inner, weights)
