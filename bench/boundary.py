@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from bench.tiny_run import packages, tiny_run
+
 STEPS = (6, 18)
 """Inner steps of a round, few and many."""
 SKIPPED = 1
@@ -50,24 +52,8 @@ class Pace(NamedTuple):
 
 
 def run_toml(preset: str, steps: int, rounds: int) -> str:
-    """The run: text that every machine has, and nothing is validated on the way."""
-    return f"""
-[run]
-sites = 1
-[model]
-preset = "{preset}"
-context = 64
-[data]
-source = "text"
-path = "{argparse.__file__}"
-[inner]
-total_steps = {steps * rounds}
-batch_size = 1
-eval_every = 0
-[outer]
-algorithm = "diloco"
-inner_steps = {steps}
-"""
+    """The run.toml of one site."""
+    return tiny_run(1, steps * rounds, steps, model={"preset": preset, "context": 64}, batch_size=1)
 
 
 def pace(checkout: Path, preset: str, steps: int, rounds: int) -> Pace:
@@ -76,7 +62,7 @@ def pace(checkout: Path, preset: str, steps: int, rounds: int) -> Pace:
         run, data, parts = Path(folder) / "run.toml", Path(folder) / "data", Path(folder) / "parts.jsonl"
         run.write_text(run_toml(preset, steps, rounds))
         command = ("pier_node.cli", "start", "--run", str(run), "--data", str(data), "--listen", "127.0.0.1:0")
-        path = os.pathsep.join(map(str, (HOOK, *(checkout / part for part in ("node", "coordinator", "protos")))))
+        path = os.pathsep.join(map(str, (HOOK, *packages(checkout))))
         environment = {**os.environ, "PYTHONPATH": path, "PIER_BENCH_PARTS": str(parts)}
         subprocess.run([sys.executable, "-m", *command], env=environment, stdout=subprocess.DEVNULL, check=True)
         return of_calls([json.loads(line) for line in parts.read_text().splitlines()], steps)

@@ -53,7 +53,7 @@ from bench.chaos_faults import (
 )
 from bench.goodput_sites import HOOK, Site, hooked, start_commands
 from bench.star import star
-from bench.tiny_run import tiny_run
+from bench.tiny_run import Keys, tiny_run
 from bench.wan_link import refuse_without_tools
 from pier_node.base.errors import PierError
 from pier_node.rounds.folder import EVENTS_FILE, read_events
@@ -265,7 +265,8 @@ def leftovers() -> set[str]:
 def running(work: Path, setting: Setting) -> Iterator[list[Victim]]:
     """Sites of a run of their own, started; killed in the end."""
     run = work / "run.toml"
-    run.write_text(tiny_run(setting.sites, ENDLESS, INNER_STEPS, setting.overlap, setting.algorithm))
+    outer: Keys = {"algorithm": setting.algorithm, "overlap": setting.overlap}
+    run.write_text(tiny_run(setting.sites, ENDLESS, INNER_STEPS, outer))
     environment = hooked(HOOK, PIER_BENCH_PACE=PACE, PIER_BENCH_WAITS=0)
     lines = [Line() for _ in range(setting.sites)]
     with tidy_clocks(), ExitStack() as stack:

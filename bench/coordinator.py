@@ -18,11 +18,10 @@ import itertools
 import json
 import math
 import multiprocessing as mp
-import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -102,7 +101,7 @@ async def let_in(home: Home, nodes: list[str]) -> None:
 async def fill(home: Home, nodes: list[str], size: int) -> None:
     """Store what the sites have told before, until the database is so large."""
     store, rounds = Store(home.database, lambda _: None), itertools.count(1)
-    while _size(home) < size:
+    while store.used_bytes() < size:
         for round in itertools.islice(rounds, 1 + 2000 // len(nodes)):
             await store.add_facts(_facts(nodes, round, time.time()))
         await store.tidy()
@@ -183,13 +182,6 @@ class Meter:
             sum(file.stat().st_size for file in self.home.folder.glob(f"{self.home.database.name}*")),
             (self.home.folder / LOG_NAME).stat().st_size,
         )
-
-
-def _size(home: Home) -> int:
-    """Bytes in the database, of which a part may be in its write-ahead log."""
-    with closing(sqlite3.connect(home.database)) as database:
-        pages, page = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
-    return int(pages * page)
 
 
 def _cpu(process: psutil.Process) -> float:

@@ -132,7 +132,7 @@ def running(work: Path, count: int, inner_steps: int, pace: float, overlap: bool
         waits: no round without all of them.
     """
     run = work / "run.toml"
-    run.write_text(tiny_run(count, ENDLESS, inner_steps, overlap))
+    run.write_text(tiny_run(count, ENDLESS, inner_steps, {"overlap": overlap}))
     environment = hooked(HOOK, PIER_BENCH_PACE=pace, PIER_BENCH_WAITS=int(waits))
     folders = [work / f"site-{number}" for number in range(count)]
     commands = start_commands(run, folders, [f"127.0.0.1:{free_port()}" for _ in folders])

@@ -29,14 +29,15 @@ from rich.table import Table
 
 from bench.goodput_sites import Site, start_commands
 from bench.ports import free_port
+from bench.tiny_run import Keys, packages, tiny_run
 from pier_node.config.run import load
 from pier_node.outer.layout import Layout
 
-SETTINGS = {
-    "no codec": 'codec = "none"',
-    "int4": 'codec = "int4"',
-    "overlap": 'codec = "none"\noverlap = true',
-    "int4, 4 fragments, overlap": 'codec = "int4"\nfragments = 4\noverlap = true',
+SETTINGS: dict[str, Keys] = {
+    "no codec": {},
+    "int4": {"codec": "int4"},
+    "overlap": {"overlap": True},
+    "int4, 4 fragments, overlap": {"codec": "int4", "fragments": 4, "overlap": True},
 }
 LAYERS = (6, 12)
 """Of the two models. Both have enough parameters for workers to train on while a state is written."""
@@ -76,36 +77,14 @@ def _rollup(pid: int) -> dict[str, int]:
     return {name: 1024 * int(size) for name, size in re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE)}
 
 
-def run_toml(layers: int, setting: str, rounds: int) -> str:
-    """The run: text that every machine has, and nothing is validated on the way."""
-    return f"""
-[run]
-sites = 2
-[model]
-preset = "llama-30m"
-layers = {layers}
-context = 32
-[data]
-source = "text"
-path = "{argparse.__file__}"
-[inner]
-total_steps = {STEPS * rounds}
-batch_size = 1
-eval_every = 0
-[outer]
-algorithm = "diloco"
-inner_steps = {STEPS}
-{SETTINGS[setting]}
-"""
-
-
 def peak(checkout: Path, layers: int, setting: str, rounds: int) -> tuple[int, Held]:
     """The number of parameters, and what the second site held at most of each kind. Raises RuntimeError: it failed."""
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder, ExitStack() as stack:  # on a disk, not in memory
         run = Path(folder) / "run.toml"
-        run.write_text(run_toml(layers, setting, rounds))
+        model: Keys = {"preset": "llama-30m", "layers": layers, "context": 32}
+        run.write_text(tiny_run(2, STEPS * rounds, STEPS, {"codec": "none", **SETTINGS[setting]}, model, batch_size=1))
         folders = [Path(folder) / name for name in ("one", "two")]
-        path = os.pathsep.join(str(checkout / part) for part in ("node", "coordinator", "protos"))
+        path = os.pathsep.join(map(str, packages(checkout)))
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         sites = list[Site]()
         for command, data in zip(start_commands(run, folders, [f"127.0.0.1:{free_port()}" for _ in folders]), folders):

@@ -1,27 +1,44 @@
-"""The run.toml of benches that are about what sites do, not about what they learn: the smallest model, on a text that
-every machine has."""
+"""What is trained by benches that are about what sites do, not about what they learn.
+
+Text that every machine has; nothing is validated on the way.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+Keys = Mapping[str, str | int | bool]
+NOTHING: Keys = MappingProxyType({})
 
 
-def tiny_run(sites: int, total_steps: int, inner_steps: int, overlap: bool = False, algorithm: str = "diloco") -> str:
-    """The text; nothing is validated on the way."""
-    return f"""
-[run]
-sites = {sites}
-[model]
-preset = "llama-tiny"
-[data]
-source = "text"
-path = "{argparse.__file__}"
-[inner]
-total_steps = {total_steps}
-batch_size = 2
-eval_every = 0
-[outer]
-algorithm = "{algorithm}"
-inner_steps = {inner_steps}
-overlap = {str(overlap).lower()}
-"""
+def tiny_run(
+    sites: int,
+    total_steps: int,
+    inner_steps: int,
+    outer: Keys = NOTHING,
+    model: Keys = NOTHING,
+    batch_size: int = 2,
+) -> str:
+    """The text of a run.toml.
+
+    Args:
+        outer, model: what these tables have besides; otherwise it is DiLoCo with the smallest model.
+    """
+    tables: dict[str, Keys] = {
+        "run": {"sites": sites},
+        "model": {"preset": "llama-tiny", **model},
+        "data": {"source": "text", "path": argparse.__file__},
+        "inner": {"total_steps": total_steps, "batch_size": batch_size, "eval_every": 0},
+        "outer": {"algorithm": "diloco", "inner_steps": inner_steps, **outer},
+    }
+    lines = {name: [f"{key} = {json.dumps(value)}" for key, value in table.items()] for name, table in tables.items()}
+    return "\n".join(f"[{name}]\n" + "\n".join(each) for name, each in lines.items()) + "\n"
+
+
+def packages(checkout: Path) -> list[Path]:
+    """The folders that PYTHONPATH has to name for the code of a checkout."""
+    return [checkout / name for name in ("node", "coordinator", "protos")]

@@ -419,6 +419,7 @@ async def test_requests_are_answered(play: Play, tmp_path: Path) -> None:
 
 async def test_a_program_that_is_back_does_not_publish_over_what_the_one_before_it_has_learnt(play: Play) -> None:
     scene, told = play(), list[bool]()
+    scene.program.place(CONFIG, 0, 1, scene.folder)
     starting = asyncio.create_task(scene.program.start())
     for ready in (False, True, True):
         actor = await connected(scene.folder)

@@ -69,7 +69,8 @@ class Compaction:
                     await self.compact(store)
                     base = store.used_bytes()
             except sqlite3.Error as error:  # the disk may have room again later
-                log.error("the database could not be compacted: %s", error)
+                if not store.problem:  # the store has said that
+                    log.error("the database could not be compacted: %s", error)
             await asyncio.sleep(LOOK)
 
     async def compact(self, store: Store) -> None:

@@ -159,7 +159,8 @@ class Coordinator:
                     await self.store.tidy()
                     tidying = self.wall() + TIDY_SECONDS
             except sqlite3.Error as error:  # the disk may have room again later
-                log.error("the database takes nothing: %s", error)
+                if not self.store.problem:  # the store has said that
+                    log.error("the database could not be read or tidied: %s", error)
             await asyncio.sleep(EXPIRY_SECONDS)
 
     async def _look_at_experts(self) -> None:

@@ -161,7 +161,7 @@ class Program:
         self._moments = SharedMoments(0, lambda: None)
         self._opened, self._has_opened = messages.Opened(0, 0), asyncio.Event()
         self._place: messages.Attached | None = None
-        self._placed = self._ready = self._begun = False
+        self._placed = self._ready = False
         self._request: Request | None = None
         self._answer: Answer | None = None
         self._on_progress: Callable[[messages.Progress], None] | None = None
@@ -269,7 +269,7 @@ class Program:
             total_steps=config.inner.total_steps,
             folder=str(folder),
             daemon=os.getpid(),
-            publish=True,
+            publish=config.program is not None,
         )
 
     async def start(self) -> None:
@@ -500,9 +500,9 @@ class Program:
         if self._place is None or self._placed:
             return
         self._placed = True
-        place = replace(self._place, table=self._table.path, publish=not self._begun)
-        if self.can("moments"):  # its first weights come from here
-            place = replace(place, publish=False, adam_m=self.adam_m.path, adam_v=self.adam_v.path)
+        place = replace(self._place, table=self._table.path)
+        if self.can("moments"):
+            place = replace(place, adam_m=self.adam_m.path, adam_v=self.adam_v.path)
         self._say(place)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -539,7 +539,9 @@ class Program:
             case messages.Ready(), messages.Over() if self._ready:
                 self._answer = message
             case messages.Ready(), request:
-                self._ready = self._begun = True
+                self._ready = True
+                if self._place is not None:
+                    self._place = replace(self._place, publish=False)
                 self.device.told(message)
                 if request is not None:
                     self._hand_out(request)

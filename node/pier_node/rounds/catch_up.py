@@ -37,7 +37,7 @@ from typing import TypeVar
 from pier_node.base.faults import Faults
 from pier_node.base.patience import Backoff
 from pier_node.base.shared import SharedVector
-from pier_node.base.tasks import cancel_and_wait
+from pier_node.base.tasks import cancel_and_wait, run_to_end
 from pier_node.base.units import age, amount, rate
 from pier_node.outer.state import OuterState
 from pier_node.rounds.proofs import Trust
@@ -270,7 +270,7 @@ class _Transfer:
 
     async def _state(self, target: Description, partial: Partial, progress: Progress) -> dict[str, SharedVector]:
         """Pull a whole state from all peers that hold it. Raises PeerLost."""
-        await asyncio.to_thread(partial.aim, target.state, self._wanted.length)
+        await run_to_end(asyncio.to_thread(partial.aim, target.state, self._wanted.length))
         request = self._request(target.round)
 
         async def work(peer: str) -> None:

@@ -191,7 +191,7 @@ class Reduction:
         self._carrier = carrier
         self._faults = faults
         self._plan = plan
-        self._update, self._error = update, update.error
+        self._update = update
         self._mean = mean
         self._codec, self._rule = codec, rule
         self._slow = codec.lossy or rule is not weighted_mean
@@ -224,7 +224,7 @@ class Reduction:
         finally:
             self._over = True
             # What was under way may refer to this object until it is collected, but the vectors are needed elsewhere.
-            self._update, self._error, self._mean = NO_UPDATE, None, NO_UPDATE.vector
+            self._update, self._mean = NO_UPDATE, NO_UPDATE.vector
         if worst:  # before Python 3.11.4, an exception raised inside `except*` is wrapped in a group
             raise worst
 
@@ -302,8 +302,8 @@ class Reduction:
         """A part of our vector as it travels and as all decode it; keeps its error."""
         values = self._update.sent(part)
         coded = self._part(self._codec.encode(values), len(values))
-        if self._error is not None:
-            np.subtract(values, coded.values, out=self._error[part])
+        if (error := self._update.error) is not None:
+            np.subtract(values, coded.values, out=error[part])
         return coded
 
     def _average(self, part: slice, parts: Mapping[str, Part]) -> None:
@@ -317,8 +317,8 @@ class Reduction:
             return
         data = self._codes[part.start] = means.encode(mean)
         decoded = means.decode(data, len(mean))
-        if self._error is not None and self._mine.tokens:
-            self._error[part] += np.float32(self._whole) * (mean - decoded)
+        if (error := self._update.error) is not None and self._mine.tokens:
+            error[part] += np.float32(self._whole) * (mean - decoded)
         mean[:] = decoded
 
     def _mean_of(self, parts: Mapping[str, Vector], out: Vector) -> None:
