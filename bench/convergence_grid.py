@@ -48,6 +48,7 @@ class Setting:
     Attributes:
         domains: every site has a domain of its own: source code by package family, docstrings, help texts.
         tuned_at: the setting whose tuning is taken over; "": its own.
+        slower: learning rates are tried at this times those of RATES: what a long run wants is less.
     """
 
     sites: int = 4
@@ -63,6 +64,7 @@ class Setting:
     eval_batches: int = 8
     domains: bool = False
     tuned_at: str = ""
+    slower: float = 1.0
 
     def config(self, method: Method, values: Values, seed: int) -> RunConfig:
         """The run of one cell."""
@@ -88,7 +90,7 @@ SETTINGS = {
     "short": Setting(),
     "domains": Setting(domains=True, tuned_at="short"),
     "wide": Setting(sites=16),
-    "long": Setting(dim=64, layers=2, ffn_dim=172, total_steps=40_000, eval_steps=1000, tuned_at="short"),
+    "long": Setting(dim=64, layers=2, ffn_dim=172, total_steps=40_000, eval_steps=1000, slower=0.5),
     "quick": Setting(
         dim=32, layers=2, ffn_dim=64, context=32, batch_size=2, total_steps=200, inner_steps=10, warmup_steps=10,
         eval_steps=20, eval_batches=2,
@@ -251,6 +253,8 @@ class Found:
             values |= axis[0]
         for axis in METHODS[method].axes:
             candidates = [values | candidate for candidate in axis]
+            if axis is RATES:
+                candidates = [each | {"lr": each["lr"] * SETTINGS[setting].slower} for each in candidates]
             while axis is RATES and (beyond := self._beyond(setting, method, candidates)):
                 candidates.append(beyond)
             yield candidates
