@@ -77,14 +77,19 @@ def test_a_checkpoint_is_as_large_as_is_said(tmp_path: Path, sync: bool) -> None
 
 
 def test_enough_disk(tmp_path: Path) -> None:
-    finding = disk_finding(tmp_path, MILLION, free=60 * MILLION)
+    finding = disk_finding(tmp_path, RunConfig(), MILLION, free=60 * MILLION)
     assert finding.verdict is Verdict.OK
     assert finding.values["needed_bytes"] == (KEEP + 1) * CHECKPOINT_BYTES * MILLION == 60 * MILLION
     assert finding.detail == f"checkpoints need 60 MB in {tmp_path}; 60 MB free"
 
 
+def test_a_codec_needs_more(tmp_path: Path) -> None:
+    config = RunConfig.model_validate({"outer": {"codec": "int4"}})
+    assert disk_finding(tmp_path, config, MILLION, 0).values["needed_bytes"] == (3 * 24 + 8) * MILLION
+
+
 def test_low_disk_says_how_much_to_free(tmp_path: Path) -> None:
-    finding = disk_finding(tmp_path, MILLION, free=50 * MILLION)
+    finding = disk_finding(tmp_path, RunConfig(), MILLION, free=50 * MILLION)
     assert finding.verdict is Verdict.PROBLEM
     assert finding.remedy == "Free 10 MB on that disk, or give a --data folder on a larger one."
 
@@ -93,10 +98,10 @@ def test_checkpoints_that_are_there_need_no_more(tmp_path: Path) -> None:
     old = tmp_path / "checkpoints" / "round-00000001" / "state.safetensors"
     old.parent.mkdir(parents=True)
     old.write_bytes(bytes(MILLION))
-    finding = disk_finding(tmp_path, MILLION, free=59 * MILLION)
+    finding = disk_finding(tmp_path, RunConfig(), MILLION, free=59 * MILLION)
     assert finding.verdict is Verdict.OK
     assert "59 MB more" in finding.detail
-    assert disk_finding(tmp_path, 1000, free=0).verdict is Verdict.OK
+    assert disk_finding(tmp_path, RunConfig(), 1000, free=0).verdict is Verdict.OK
 
 
 def test_the_disk_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:

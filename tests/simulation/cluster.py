@@ -9,7 +9,7 @@ import asyncio
 import math
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -31,9 +31,10 @@ from pier_node.outer.mean import weighing
 from pier_node.outer.noloco import PairRun
 from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.rounds.attempt import Tools
+from pier_node.rounds.attempt import Codes, Tools
 from pier_node.rounds.catch_up import shadow_fetcher
 from pier_node.rounds.commitments import Commitments
+from pier_node.rounds.means import MeanFiles, Means
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.quorum import has_quorum
@@ -43,6 +44,7 @@ from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
 from pier_node.site.loop import run_work
 from pier_node.site.orders import Orders
 from pier_node.site.training import Training
+from pier_node.wire.carrier import BadMessage
 from pier_node.wire.states import StateServer
 from pier_proto.v1.peer_pb2 import Pulse, Site
 
@@ -107,6 +109,21 @@ class FakeTrainer:
             return float(weights.array.sum())
 
 
+class MemoryFiles(MeanFiles):
+    """Means of rounds on a simulated disk, of a model that is too small for most to say something of their bytes."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Codes] = {}
+
+    def keep(self, round: int, chunks: Codes) -> None:
+        self._kept[round] = chunks
+
+    def chunks(self, round: int) -> Iterator[tuple[int, bytes]]:
+        if round not in self._kept:
+            raise BadMessage("it is not here")
+        yield from ((start, bytes(code)) for start, code in sorted(self._kept[round].items()))
+
+
 @dataclass
 class Disk:
     """What a node finds again after a crash."""
@@ -116,6 +133,7 @@ class Disk:
     commitments: Commitments | None = None
     proofs: MemoryProofs = field(default_factory=MemoryProofs)
     pairs: Records = field(default_factory=Records)
+    means: MemoryFiles = field(default_factory=MemoryFiles)
 
     def load(self, round: int, node: str) -> Commitments:
         return (self.commitments or Commitments.fresh(round, node)).settled(round, node)
@@ -204,14 +222,16 @@ class Cluster:
         if self.config.outer.algorithm == "noloco":
             pairs = self._pairs_of(name, carrier, roster, state)
         rounds = pairs or atomic
+        means = self._means_of(name)
         StateServer(
             carrier,
             lambda number, shadow: (atomic if shadow else rounds).offer(number, shadow),
             atomic.prove,
+            means.chunks,
         )
         trainer = FakeTrainer(self.names.index(name), self.paces[name], random.Random(f"{self.seed} {name}"))
         layout: Any = TinyLayout()
-        peers = Peers(carrier, roster, LENGTH, self._faults(name))
+        peers = Peers(carrier, roster, LENGTH, self._faults(name), means)
         agreement: Agreement = OfAll(atomic, peers)
         if pairs:
             merging = atomic if self.config.outer.final_merge else None
@@ -245,7 +265,12 @@ class Cluster:
         tools = Tools(
             carrier, roster, signed, disk, disk.proofs, self._keeping(name), fetch, self._faults(name), lossy, CHUNK
         )
+        tools.keep_mean = self._means_of(name).keep
         return Rounds(tools, state, lambda number: synced(self.config, number, LENGTH), self._nonces())
+
+    def _means_of(self, name: str) -> Means:
+        layout: Any = TinyLayout()
+        return Means(self.config, layout, self.disks[name].means)
 
     def _nonces(self) -> Callable[[], bytes]:
         counter, incarnation = iter(range(1 << 30)), next(self.incarnations)

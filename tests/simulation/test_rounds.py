@@ -135,3 +135,20 @@ def test_storms(batch: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     done = [weathered(seed) for seed in range(batch, batch + BATCH)]
     assert sum(done) >= 0.9 * BATCH
+
+
+@pytest.mark.parametrize("ways", [{"codec": "int4"}, {"codec": "int8", "fragments": 2, "overlap": True}], ids=str)
+def test_who_missed_rounds_takes_their_steps_from_the_means(
+    ways: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Restarted in the middle of a run: no piece of a state has to travel, and the bits are the others'."""
+    caplog.set_level(logging.INFO, "pier_node.rounds.catch_up")
+
+    async def main(seed: int) -> None:
+        cluster = Cluster(config(3, **ways), NAMES[:3], seed, fail_at={("c3", 2, "exchanging"): "restart"})
+        assert await whole_run(cluster, NAMES[:3])
+        check(cluster, NAMES[:3])
+
+    for seed in range(10):
+        run(main(seed))
+    assert "took the outer steps of the rounds" in caplog.text

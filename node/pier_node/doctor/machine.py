@@ -24,7 +24,8 @@ from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
 from pier_node.gossip.exchange import HELD
 from pier_node.outer.layout import Layout
 from pier_node.outer.noloco import needs_anchors
-from pier_node.rounds.state_store import KEEP
+from pier_node.rounds.means import MEANS, STATE_BYTES
+from pier_node.rounds.state_store import CHECKPOINTS, KEEP
 from pier_node.site.settings import Settings
 from pier_node.trainer.model.cost import STATE, USABLE, chosen, device_bytes
 from pier_node.trainer.parallel import Parallel
@@ -55,7 +56,7 @@ def check_machine(config: RunConfig, settings: Settings) -> None:
             log.warning("the GPUs cannot be looked at before the start: %s", error)
     on_cpu = 0 if gpus or config.program else settings.workers or 1
     room = [
-        disk_finding(settings.folder, parameters, free_disk(settings.folder)),
+        disk_finding(settings.folder, config, parameters, free_disk(settings.folder)),
         memory_finding(config, parameters, on_cpu, 0, free_memory()),
     ]
     for finding in room:
@@ -66,14 +67,19 @@ def check_machine(config: RunConfig, settings: Settings) -> None:
             log.warning("%s: %s. %s", finding.check, finding.detail, finding.remedy)
 
 
-def disk_finding(folder: Path, parameters: int, free: int) -> Finding:
+def disk_finding(folder: Path, config: RunConfig, parameters: int, free: int) -> Finding:
     """Whether the disk has room for the checkpoints that are kept and the one being written, besides existing ones.
+
+    With a codec a checkpoint has its residual, too, and the means of the last rounds are kept.
 
     Args:
         free: bytes on the folder's disk.
     """
-    there = sum(file.stat().st_size for file in (folder / "checkpoints").rglob("*") if file.is_file())
-    needed = max(0, (KEEP + 1) * CHECKPOINT_BYTES * parameters - there)
+    kept = [file for name in (CHECKPOINTS, MEANS) for file in (folder / name).rglob("*") if file.is_file()]
+    there = sum(file.stat().st_size for file in kept)
+    coded = config.outer.codec != "none"
+    each = (KEEP + 1) * (CHECKPOINT_BYTES + FLOAT * coded) + STATE_BYTES * coded
+    needed = max(0, each * parameters - there)
     detail = f"checkpoints need {amount(needed)} {'more ' if there else ''}in {folder}; {amount(free)} free"
     values = {"needed_bytes": needed, "free_bytes": free}
     if free >= needed:

@@ -16,7 +16,7 @@ import numpy as np
 
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.patience import LearnedWait
-from pier_node.base.shared import SharedVector
+from pier_node.base.shared import Buffer, SharedVector
 from pier_node.base.tasks import Signal, cancel_and_wait, first_of, run_to_end
 from pier_node.base.tracing import span
 from pier_node.config.run import SITES
@@ -43,6 +43,14 @@ log = logging.getLogger(__name__)
 
 Advance = Callable[[OuterState, SharedVector, Mapping[str, int]], OuterState]
 """(last state, mean, tokens by member) -> next state, with the same bits at every member; it may keep the mean."""
+
+
+Codes = Mapping[int, Buffer]
+"""An encoded mean: the code of each chunk by its first element."""
+
+
+def keep_no_mean(_round: int, _codes: Codes) -> None:
+    """No mean is kept: nobody could do anything with it."""
 
 
 class VoteBook:
@@ -105,6 +113,7 @@ class Tools:
         journal: remembers this site's commitments.
         proofs: keeps what proves committed states to others.
         keep: returns once a committed state would survive a power cut. Raises PierError.
+        keep_mean: keeps the encoded mean of a committed round for sites that missed it; blocks.
         fetch_shadow: (holders, round, value) -> the staged result, from its holders. Raises PeerLost.
         convict: excludes the node that a double vote convicts.
         news: notified when a vote, an abort or a new attempt arrives.
@@ -125,6 +134,7 @@ class Tools:
     mean: Mean = weighted_mean
     weighing: Callable[[int], Weighing] = lambda _: Weighing()
     convict: Callable[[pb.DoubleVote], None] = lambda _: None
+    keep_mean: Callable[[int, Codes], None] = keep_no_mean
 
     def __post_init__(self) -> None:
         self.node = self.carrier.node
@@ -183,6 +193,11 @@ class Attempt:
     def clipped(self) -> Mapping[str, float]:
         """Clipping factor by node, for members whose update is longer than allowed."""
         return self.reduction.clips if self.reduction else {}
+
+    @property
+    def codes(self) -> Codes:
+        """The mean of the updates as it travelled, by the first element of each chunk; empty if it was not encoded."""
+        return self.reduction.codes if self.reduction and not self._proposal.HasField("adopt") else {}
 
     async def run(self, update: Update, advance: Advance) -> tuple[OuterState, pb.Link]:
         """The decided shadow and the votes that prove it. Raises Suspicion."""

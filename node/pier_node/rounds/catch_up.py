@@ -3,8 +3,11 @@
 One peer describes the state; its manifest proves the digest. Then all peers that hold that state are asked for runs of
 pieces until every piece is here: a faster peer asks for its next run sooner. A peer that fails, or sends a piece that
 does not match its hash, is dropped and named in the log, and other peers send what it owed. What has arrived outlives a
-failed try, and the next one continues where it stopped. What a round has left as it was in this site's own state, all
-fragments but one, is not fetched.
+failed try, and the next one continues where it stopped.
+
+Before that, a site that has a state takes the outer steps that it missed, from the means of those rounds (means.py): a
+peer sends the bytes of a mean in a small part of the time of a state. Whatever of its own state is as it should be by
+then, be it thanks to these steps or because a round has left it as it was (all fragments but one), is not fetched.
 
 A peer must send a piece within SILENCE seconds. A peer that barely manages this delays nobody while others have the
 same state. If not all peers have a state, it must arrive soon, or at a minimum rate; otherwise another state is
@@ -40,6 +43,7 @@ from pier_node.base.shared import SharedVector
 from pier_node.base.tasks import cancel_and_wait, run_to_end
 from pier_node.base.units import age, amount, rate
 from pier_node.outer.state import OuterState
+from pier_node.rounds.means import Means, MissedStep
 from pier_node.rounds.proofs import Trust
 from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, Chunk, PeerLost
@@ -102,13 +106,14 @@ class Tries:
     Args:
         others: whether peers other than those asked may have a newer state, so that even a single peer must be fast.
         own: this site's state, if it has one.
+        means: how it takes the steps of missed rounds; None: it does not.
 
     Attributes:
         partial: pieces that are here already, so that they are not fetched.
     """
 
-    def __init__(self, others: bool = False, own: OuterState | None = None) -> None:
-        self.partial = Partial(own)
+    def __init__(self, others: bool = False, own: OuterState | None = None, means: Means | None = None) -> None:
+        self.partial, self.means = Partial(own), means
         self._others = others
         self._failures = Counter[str]()
         self._patience = PATIENCE
@@ -154,9 +159,11 @@ class Arrival:
 class CatchUp:
     """Fetches the newest states, of `length` parameters, from sites ahead of this one, for as long as it takes."""
 
-    def __init__(self, carrier: Carrier, roster: Roster, faults: Faults, length: int) -> None:
+    def __init__(
+        self, carrier: Carrier, roster: Roster, faults: Faults, length: int, means: Means | None = None
+    ) -> None:
         self._carrier, self._roster, self._faults = carrier, roster, faults
-        self._length = length
+        self._length, self._means = length, means
 
     async def newest(
         self, sources: Callable[[], list[str]], trust: Callable[[], Trust], own: OuterState
@@ -168,7 +175,7 @@ class CatchUp:
             trust: returns what this site trusts.
             own: this site's state: only what differs from it is fetched.
         """
-        tries = Tries(own=own)
+        tries = Tries(own=own, means=self._means)
         return await persist(lambda: tries.order(sources()), lambda peers: self._fetch(peers, tries, trust()))
 
     async def _fetch(self, peers: list[str], tries: Tries, trust: Trust) -> Fetched:
@@ -226,9 +233,9 @@ async def fetch_state(
         PeerLost: no peer is left; `reason` says what happened to each, `node` is the last one.
     """
     if tries is None:
-        return await _Transfer(carrier, peers, wanted, timeout, math.inf).run(Partial(), progress)
+        return await _Transfer(carrier, peers, wanted, timeout, math.inf).run(Tries(), progress)
     async with tries.another(peers) as patience:
-        return await _Transfer(carrier, peers, wanted, timeout, patience).run(tries.partial, progress)
+        return await _Transfer(carrier, peers, wanted, timeout, patience).run(tries, progress)
 
 
 class _Transfer:
@@ -246,11 +253,13 @@ class _Transfer:
         self._mark: tuple[float, int] | None = None
         self._lost: dict[str, PeerLost] = {}
 
-    async def run(self, partial: Partial, progress: Progress) -> Fetched:
+    async def run(self, tries: Tries, progress: Progress) -> Fetched:
         """Fetch the state. Raises PeerLost."""
         trust = self._wanted.trust
         target = await self._choose()
-        tensors = await self._state(target, partial, progress)
+        if tries.means is not None:
+            await self._take_missed_steps(tries.partial, tries.means, target.round)
+        tensors = await self._state(target, tries.partial, progress)
         state = target.build(tensors)
         proof = trust.links if trust else ()
         await asyncio.to_thread(lambda: state.norm)
@@ -284,6 +293,30 @@ class _Transfer:
         if not partial.complete:
             raise self._nobody()
         return partial.hand_over()
+
+    async def _take_missed_steps(self, partial: Partial, means: Means, round: int) -> None:
+        """Bring the own state towards that of a round, as far as the means of the missed rounds can be had."""
+        if partial.own is None:
+            return
+        began, missing = partial.own.round, means.missing(partial.own, round)
+        for _ in missing:
+            for peer in self._peers:
+                try:
+                    partial.own = await self._missed_step(peer, means.step(partial.own))
+                    break
+                except (PeerLost, BadMessage) as error:
+                    log.info("%s sends no mean of round %d: %s", peer, partial.own.round + 1, error)
+            else:
+                break
+        if partial.own.round > began:
+            log.info("took the outer steps of the rounds %d to %d from their means", began + 1, partial.own.round)
+
+    async def _missed_step(self, peer: str, step: MissedStep) -> OuterState:
+        """Take one step from what a peer sends. Raises PeerLost or BadMessage."""
+        async with aclosing(self._chunks(peer, FetchRequest(round=step.round, mean=True))) as chunks:
+            async for chunk in chunks:
+                await run_to_end(asyncio.to_thread(step.add, chunk.offset, chunk.data))
+        return await run_to_end(asyncio.to_thread(step.taken))
 
     def _request(self, round: int) -> StateRequest:
         return StateRequest(round=round, shadow=self._wanted.shadow, stage=self._wanted.stage)

@@ -21,7 +21,7 @@ from pier_node.base.tracing import span
 from pier_node.outer.mean import Update
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
-from pier_node.rounds.attempt import Advance, Attempt, Streams, Tools, check_finite
+from pier_node.rounds.attempt import Advance, Attempt, Codes, Streams, Tools, check_finite
 from pier_node.rounds.commitments import Promises, Superseded
 from pier_node.rounds.double_votes import Disputes
 from pier_node.rounds.leader import BUSY, POLL, Leader, LeaderView, read_announcement, waiting_level
@@ -31,6 +31,7 @@ from pier_node.rounds.suspects import NOBODY, Behind, Standstill, Suspects, Susp
 from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, Chunk, PeerLost
 from pier_proto.v1.peer_pb2 import AbortNotice, Ack, Link, Proposal, Ready, Signed, Vote
 
+NO_CODES: Codes = {}
 REFUSED = 1.0
 """A call that fails within so many seconds was refused, and not left without an answer."""
 
@@ -231,7 +232,7 @@ class Rounds:
             self._suspects.forgive(attempt.group)
             self.clipped = attempt.clipped
             self._decide(shadow)
-            await self._settle(shadow, [link])
+            await self._settle(shadow, [link], attempt.codes)
         except Suspicion as suspicion:
             self.last_error = str(suspicion)
             log.warning("round %d, attempt %d: given up: %s", proposal.round, proposal.ballot.number, suspicion)
@@ -376,12 +377,14 @@ class Rounds:
             raise Behind(peers)
         return False
 
-    async def _settle(self, state: OuterState, proof: Sequence[Link]) -> None:
+    async def _settle(self, state: OuterState, proof: Sequence[Link], codes: Codes = NO_CODES) -> None:
         """Commit this state. We say so only once a power cut cannot undo it. Raises PierError."""
-        await run_to_end(self._settled(state, proof))
+        await run_to_end(self._settled(state, proof, codes))
 
-    async def _settled(self, state: OuterState, proof: Sequence[Link]) -> None:
+    async def _settled(self, state: OuterState, proof: Sequence[Link], codes: Codes) -> None:
         await asyncio.to_thread(self._tools.proofs.add, proof)
+        if codes:
+            await asyncio.to_thread(self._tools.keep_mean, state.round, codes)
         await self._tools.keep(state)
         await self.promises.settle(state.round)
         self.state = self.decided = state

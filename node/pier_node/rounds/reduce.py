@@ -175,6 +175,7 @@ class Reduction:
     Attributes:
         clips: clipping factor by node, for members whose update is longer than allowed.
         longest_wait: longest time in seconds that we waited for a member's next chunk.
+        codes: the mean as it travels, by the first element of each chunk; with a lossy codec only.
         meter: what we sent, and when.
     """
 
@@ -196,7 +197,7 @@ class Reduction:
         self._codec, self._rule = codec, rule
         self._slow = codec.lossy or rule is not weighted_mean
         self._weights, self.clips = plan.weights(), plan.clips()
-        self._codes: dict[int, Buffer] = {}
+        self.codes: dict[int, Buffer] = {}
         self._mine = next(share for share in plan.shares if share.node == carrier.node)
         self._whole = plan.over_weight_of(carrier.node) if self._mine.tokens else 0.0
         self._others = [share for share in plan.shares if share.node != carrier.node]
@@ -269,7 +270,7 @@ class Reduction:
             async with self._progress:
                 while self._reduced < end:
                     await self._progress.wait()
-            data = self._codes[start] if self._codec.lossy else self._codec.encode(self._mean[start:end])
+            data = self.codes[start] if self._codec.lossy else self._codec.encode(self._mean[start:end])
             yield self._plan.message(Chunk.STAGE_GATHER, start, data)
             self.meter.sent(len(data), asyncio.get_running_loop().time())
 
@@ -313,9 +314,9 @@ class Reduction:
             return
         means = of_means(self._codec, len(parts), len(mean))
         if means is None:
-            self._codes[part.start] = b"".join(it.data for it in parts.values())
+            self.codes[part.start] = b"".join(it.data for it in parts.values())
             return
-        data = self._codes[part.start] = means.encode(mean)
+        data = self.codes[part.start] = means.encode(mean)
         decoded = means.decode(data, len(mean))
         if (error := self._update.error) is not None and self._mine.tokens:
             error[part] += np.float32(self._whole) * (mean - decoded)
@@ -326,19 +327,19 @@ class Reduction:
         clipped = [it * np.float32(clips[node]) if node in clips else it for node, it in parts.items()]
         self._rule(clipped, self._weights, out)
 
-    def _decoded_mean(self, data: Buffer, length: int) -> Vector:
+    def _mean_part(self, data: Buffer, length: int) -> Part:
         """A chunk of a mean. Raises BadCode."""
         givers = [share.node for share in self._plan.givers()]
         means = of_means(self._codec, len(givers), length)
         if means is not None:
-            return means.decode(data, length)
+            return Part(data, means.decode(data, length))
         size = self._codec.size(length)
         if len(data) != size * len(givers):
             raise BadCode(f"{len(data)} bytes for {len(givers)} codes of {length} values")
         codes = (data[start : start + size] for start in range(0, len(data), size))
         mean = np.empty(length, np.float32)
         self._mean_of({node: self._codec.decode(code, length) for node, code in zip(givers, codes, strict=True)}, mean)
-        return mean
+        return Part(data, mean)
 
     async def _work(self, work: Callable[[], T]) -> T:
         """Run codecs and sorting in a thread, as they take long enough for it; copies and sums do not.
@@ -384,11 +385,13 @@ class Reduction:
 
     async def _take_gather(self, share: Share, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
         position, squares, limit = share.offset, 0.0, self._plan.longest_mean(self._codec.lossy)
-        async for part in self._expect(self._plan.ranges(share), first, rest, self._decoded_mean):
+        async for data, part in self._expect(self._plan.ranges(share), first, rest, self._mean_part):
             squares += float(np.dot(part, part))
             if not squares <= limit**2:
                 raise BadMessage(f"a mean that is not finite, or of a norm above {limit:.3g}: no mean of this round is")
             self._mean[position : position + len(part)] = part
+            if self._codec.lossy:
+                self.codes[position] = data
             position += len(part)
             await self._faults.reach(self._plan.round, "exchanging")  # a member may own no shard
             self._heard[share.node].set()

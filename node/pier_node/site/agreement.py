@@ -20,6 +20,7 @@ from pier_node.outer.schedule import RoundPlan
 from pier_node.outer.state import OuterState
 from pier_node.rounds.attempt import Advance
 from pier_node.rounds.catch_up import CatchUp
+from pier_node.rounds.means import Means
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
@@ -38,12 +39,14 @@ class Peers:
 
     Attributes:
         length: number of parameters of the model.
+        means: of the rounds of all; None: a site that missed rounds fetches a state.
     """
 
     carrier: Carrier
     roster: Roster
     length: int
     faults: Faults = NO_FAULTS
+    means: Means | None = None
 
 
 class Agreement(ABC):
@@ -97,7 +100,7 @@ class OfAll(Agreement):
     def __init__(self, rounds: Rounds, peers: Peers) -> None:
         super().__init__(rounds, peers)
         self._atomic = rounds
-        self._catch_up = CatchUp(peers.carrier, peers.roster, peers.faults, peers.length)
+        self._catch_up = CatchUp(peers.carrier, peers.roster, peers.faults, peers.length, peers.means)
 
     def _counts(self, node: str) -> bool:
         return node in self._atomic.state.members

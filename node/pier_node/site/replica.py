@@ -20,6 +20,7 @@ from pier_node.outer.advance import get_ready
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import total_rounds
 from pier_node.outer.state import ANCHOR, OuterState
+from pier_node.rounds.means import Means
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.state_store import Checkpoint
 from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
@@ -62,8 +63,9 @@ class Replica:
         config = joined.config
         others = dict if config.outer.algorithm == "noloco" else joined.roster.participants
         self._log = RoundLog(config.inner.total_steps, joined.progress, joined.carrier, others)
-        self._of_all = rounds_of_all(joined, self._keep, layout.length, state)
-        peers = Peers(joined.carrier, joined.roster, layout.length, joined.settings.faults)
+        means = Means.of_site(joined.settings.folder, config, layout)
+        self._of_all = rounds_of_all(joined, self._keep, layout.length, state, means.keep)
+        peers = Peers(joined.carrier, joined.roster, layout.length, joined.settings.faults, means)
         agreement: Agreement
         if config.outer.algorithm == "noloco":
             merging = self._of_all if config.outer.final_merge else None
@@ -71,7 +73,7 @@ class Replica:
         else:
             agreement = OfAll(self._of_all, peers)
         self.rounds = joined.reporter.rounds = agreement.rounds
-        StateServer(joined.carrier, self._offer, self._of_all.prove)
+        StateServer(joined.carrier, self._offer, self._of_all.prove, means.chunks)
         self.training = Training(config, layout, agreement, trainer, joined.progress, self.committed)
         trainer.publishes_moments = self._is_due(state.round + 1)
 

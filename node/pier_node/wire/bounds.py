@@ -162,7 +162,7 @@ FIELDS = rules.complete(
         },
         peer.FetchRequest: {
             "round": COUNT,
-            "tensor": rules.TENSOR,
+            "tensor": or_empty(rules.TENSOR),
             "offset": rules.ELEMENT,
             "length": rules.ELEMENT,
             "stage": STATE_STAGE,
@@ -248,6 +248,10 @@ def _iteration_plan(plan: peer.IterationPlan) -> str:
     return "has other microbatches in its waves than paths" if sum(plan.waves) != len(plan.paths) else ""
 
 
+def _fetch(request: peer.FetchRequest) -> str:
+    return "" if bool(request.tensor) != request.mean else "asks for neither a tensor nor a mean, or for both"
+
+
 def _manifest(manifest: peer.Manifest) -> str:
     if manifest.tensors and not manifest.piece_length:
         return "has pieces of no length"
@@ -268,6 +272,7 @@ RULES = rules.Rules(
         peer.Chunk: _chunk,
         peer.IterationPlan: _iteration_plan,
         peer.Manifest: _manifest,
+        peer.FetchRequest: _fetch,
     },
 )
 

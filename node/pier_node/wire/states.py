@@ -124,12 +124,12 @@ class Piece:
 class Partial:
     """Vectors that arrive piece by piece from any number of peers. A piece is accepted only if its hash matches.
 
-    Args:
-        own: a state of this site. What is wanted of it need not arrive: a round syncs one fragment only.
+    Attributes:
+        own: a state of this site, if it has one. Pieces that are wanted and part of it need not arrive.
     """
 
     def __init__(self, own: OuterState | None = None) -> None:
-        self._own = own
+        self.own = own
         self._hashes: Hashes = {}
         self._length = 0
         self._vectors: dict[str, SharedVector] = {}
@@ -163,7 +163,7 @@ class Partial:
             for start, digest, values in _pieces_of(self._vectors[name].array, hashes):
                 if (name, start) not in missing:
                     here[digest] = values
-        if (own := self._own) is not None:
+        if (own := self.own) is not None:
             for name, hashes in own.hashes.items():
                 here |= {digest: values for _, digest, values in _pieces_of(own.tensors[name].array, hashes)}
         return here
@@ -247,6 +247,8 @@ IDLE = 60.0
 Offer = Callable[[int, bool], OuterState | None]
 """The state of a round (0 for the newest) or, with True, the staged result of that round; None if it is not held."""
 Prove = Callable[[int], list[Link]]
+MeanOf = Callable[[int], Iterator[tuple[int, bytes]]]
+"""The encoded mean of a round in chunks, each with its first element. Blocks. Raises BadMessage."""
 
 
 @dataclass
@@ -266,11 +268,23 @@ def no_proof(_round: int) -> list[Link]:
     return []
 
 
-class StateServer:
-    """Answers Describe and Fetch on a carrier; `prove` proves the newest state to a site that trusts a round of it."""
+def no_mean(_round: int) -> Iterator[tuple[int, bytes]]:
+    """No mean: there are none, or nobody asks for them."""
+    raise BadMessage("no mean of that round is here")
 
-    def __init__(self, carrier: Carrier, offer: Offer, prove: Prove = no_proof, idle: float = IDLE) -> None:
-        self._offer, self._prove, self._idle = offer, prove, idle
+
+class StateServer:
+    """Answers Describe and Fetch on a carrier.
+
+    Args:
+        prove: proves the newest state to a site that trusts a round of it.
+        mean: see rounds/means.py.
+    """
+
+    def __init__(
+        self, carrier: Carrier, offer: Offer, prove: Prove = no_proof, mean: MeanOf = no_mean, idle: float = IDLE
+    ) -> None:
+        self._offer, self._prove, self._mean, self._idle = offer, prove, mean, idle
         self._held: dict[tuple[int, bool], _Held] = {}
         carrier.serve(DESCRIBE, self.describe)
         carrier.serve_pull(self.fetch)
@@ -292,7 +306,12 @@ class StateServer:
         return manifest
 
     async def fetch(self, _peer: str, request: FetchRequest) -> AsyncIterator[Chunk]:
-        """Stream a run of pieces of a state. Raises BadMessage."""
+        """Stream a run of pieces of a state, or the mean of a round. Raises BadMessage."""
+        if request.mean:
+            chunks = self._mean(request.round)
+            while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+                yield Chunk(round=request.round, stage=Chunk.STAGE_GATHER, offset=chunk[0], data=chunk[1])
+            return
         key = (request.round, request.shadow)
         held = self._held.get(key) or self._hold(*key)
         if held.state.round != request.round:

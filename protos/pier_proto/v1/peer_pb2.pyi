@@ -1649,6 +1649,7 @@ class FetchRequest(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     STAGE_FIELD_NUMBER: _builtins.int
+    MEAN_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     shadow: _builtins.bool
     tensor: _builtins.str
@@ -1657,6 +1658,8 @@ class FetchRequest(_message.Message):
     length: _builtins.int
     stage: _builtins.int
     """as in StateRequest"""
+    mean: _builtins.bool
+    """the encoded mean of `round`, instead of a part of a state: Chunks of GATHER"""
     def __init__(
         self,
         *,
@@ -1666,10 +1669,11 @@ class FetchRequest(_message.Message):
         offset: _builtins.int = ...,
         length: _builtins.int = ...,
         stage: _builtins.int = ...,
+        mean: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "offset", b"offset", "round", b"round", "shadow", b"shadow", "stage", b"stage", "tensor", b"tensor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "mean", b"mean", "offset", b"offset", "round", b"round", "shadow", b"shadow", "stage", b"stage", "tensor", b"tensor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
