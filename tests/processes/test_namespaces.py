@@ -12,9 +12,14 @@ from typing import Any
 
 import pytest
 from processes.hosts import Host, on, require_namespaces, sh, shape
-from processes.run import CORPUS, tiny, toml
+from processes.run import CORPUS, ENDLESS, tiny, toml
+from processes.site import Site
 
 pytestmark = [pytest.mark.processes, pytest.mark.netns]
+
+
+SLOW = 4.0
+"""Mbit/s of a line over which the state of the second test takes some rounds."""
 
 
 @pytest.fixture
@@ -61,6 +66,41 @@ def test_the_walk_through_trains_across_a_slow_line(tmp_path: Path, hosts: tuple
         for host, site in zip(hosts, sites, strict=True):
             assert host.sent() > site.events()[-1]["bytes_sent"] > 0
     finally:
-        for site in sites:
-            print(site.tail())
-            site.kill()
+        end(sites)
+
+
+def test_a_site_gets_into_a_run_whose_rounds_are_shorter_than_its_state_takes(
+    tmp_path: Path, hosts: tuple[Host, Host]
+) -> None:
+    """The first state takes as long as some rounds; then it takes the steps of those, from their means."""
+    tables: dict[str, dict[str, Any]] = {
+        "data": {"path": str(CORPUS)},
+        "model": {"dim": 128, "layers": 2, "heads": 2, "ffn_dim": 256},
+        "inner": ENDLESS,
+        "outer": {"algorithm": "diloco", "inner_steps": 10, "codec": "int4"},
+    }
+    (tmp_path / "run.toml").write_text(toml(tiny(2, tables)))
+    here, there = hosts
+    (tmp_path / "one").mkdir()
+    sites = [on(here, tmp_path / "one", f"pier-node start --run {tmp_path / 'run.toml'}")]
+    try:
+        sites[0].start()
+        sites[0].wait("prints how to join", lambda: "pier-node start --peers" in sites[0].output)
+        join = f"pier-node start --peers {here.address}:7700 --token-file {sites[0].folder / 'run.token'}"
+        sites.append(on(here, tmp_path / "two", f"{join} --listen {here.address}:7701"))
+        sites[1].start()
+        sites[1].reach(3)
+        for host in hosts:
+            sh(f"tc -n {host.name} qdisc replace dev eth0 root {shape(SLOW)}")
+        sites.append(on(there, tmp_path / "three", join))
+        sites[2].start()
+        sites[2].wait("takes part", lambda: len(sites[2].events()) >= 2)
+        assert "took the outer steps of the rounds" in sites[2].output
+    finally:
+        end(sites)
+
+
+def end(sites: list[Site]) -> None:
+    for site in sites:
+        print(site.tail())
+        site.kill()

@@ -101,6 +101,7 @@ class OfAll(Agreement):
         super().__init__(rounds, peers)
         self._atomic = rounds
         self._catch_up = CatchUp(peers.carrier, peers.roster, peers.faults, peers.length, peers.means)
+        self._lag = 0
 
     def _counts(self, node: str) -> bool:
         return node in self._atomic.state.members
@@ -122,13 +123,21 @@ class OfAll(Agreement):
         if fetched is None:
             return None
         await self._atomic.adopt(fetched.state, fetched.proof)
-        if missed := len({*self._roster.ahead(fetched.state.round)} & {*fetched.state.members}):
-            log.warning(
-                "while the state of round %d was fetched, %d of its members committed another round: if this goes on, "
-                "the line here is too slow for the run's rounds (docs/operations.md, slow lines)",
-                *(fetched.state.round, missed),
-            )
+        self._compare_lag(fetched.state)
         return fetched.state
+
+    def _compare_lag(self, state: OuterState) -> None:
+        """Say so if a state was out of date when it was there, and the one before it no more so."""
+        ahead = {*self._roster.ahead(state.round)} & {*state.members}
+        pulses = self._roster.participants()
+        lag = max((pulses[node].round for node in ahead if node in pulses), default=state.round) - state.round
+        if 0 < self._lag <= lag:
+            log.warning(
+                "while the state of round %d was fetched, its members committed %d more: if this goes on, the line "
+                "here is too slow for the run's rounds (docs/operations.md, slow lines)",
+                *(state.round, lag),
+            )
+        self._lag = lag
 
     def compare(self, state: OuterState) -> None:
         """Log an error for each site that claims different bits after the same round.
