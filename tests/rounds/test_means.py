@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,8 +159,8 @@ async def test_another_site_has_what_one_lacks(tmp_path: Path, caplog: pytest.Lo
     assert pieces(net) == 0
     assert sites["b"].asked == [2, 3]
     assert caplog.messages == [
-        "a sends no mean of round 2: a: the mean of round 2 is not here",
-        "a sends no mean of round 3: a: the mean of round 3 is damaged here",
+        "a has no mean of round 2: the mean of round 2 is not here",
+        "a has no mean of round 3: the mean of round 3 is damaged here",
         "took the outer steps of the rounds 1 to 3 from their means",
     ]
 
@@ -181,6 +182,32 @@ async def test_a_wrong_mean_costs_a_fetch_and_nothing_else(
 
     net.spoils = {"a": spoil, "b": spoil}
     assert (await fetch(net, run, folder, beginning())).state.digest == sites["a"].state.digest
+
+
+async def test_steps_that_lead_elsewhere_are_not_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What the own state has of the wanted one, all fragments but one, is not fetched even then."""
+    net, run = MemoryNet(), run_of(fragments=4)
+    sites = members(net, run, tmp_path, 1)
+    for site in sites.values():
+        site.means.keep(1, encoded(run, 2)[1])
+    assert (await fetch(net, run, tmp_path, beginning())).state.digest == sites["a"].state.digest
+    assert "the means of the rounds 1 to 1 lead to another state" in caplog.text
+
+
+async def test_a_peer_that_sends_a_mean_too_slowly_is_not_waited_for(tmp_path: Path) -> None:
+    net, run = MemoryNet(), run_of()
+    sites = members(net, run, tmp_path, 3)
+
+    async def hang(chunk: Chunk) -> Chunk:
+        if chunk.stage == Chunk.STAGE_GATHER:
+            await asyncio.Event().wait()
+        return chunk
+
+    net.spoils = {"a": hang}
+    tries = Tries(own=beginning(), means=Means.of_site(tmp_path / "z", run, LAYOUT))
+    found = await fetch_state(net.join("z"), ["a", "b"], Wanted(LAYOUT.length), tries, timeout=0.2)
+    assert found.state.digest == sites["a"].state.digest
+    assert (sites["a"].asked, sites["b"].asked) == ([1], [1, 2, 3])
 
 
 @pytest.mark.parametrize(

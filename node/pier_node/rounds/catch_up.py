@@ -46,7 +46,7 @@ from pier_node.outer.state import OuterState
 from pier_node.rounds.means import Means, MissedStep
 from pier_node.rounds.proofs import Trust
 from pier_node.rounds.roster import Roster
-from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, Chunk, PeerLost
+from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, Chunk, PeerLost, PeerRefused
 from pier_node.wire.states import Description, Partial, Piece, examine
 from pier_proto.v1.peer_pb2 import FetchRequest, Link, StateRequest, Value
 
@@ -258,7 +258,7 @@ class _Transfer:
         trust = self._wanted.trust
         target = await self._choose()
         if tries.means is not None:
-            await self._take_missed_steps(tries.partial, tries.means, target.round)
+            await self._take_missed_steps(tries, tries.means, target)
         tensors = await self._state(target, tries.partial, progress)
         state = target.build(tensors)
         proof = trust.links if trust else ()
@@ -294,25 +294,40 @@ class _Transfer:
             raise self._nobody()
         return partial.hand_over()
 
-    async def _take_missed_steps(self, partial: Partial, means: Means, round: int) -> None:
-        """Bring the own state towards that of a round, as far as the means of the missed rounds can be had."""
-        if partial.own is None:
+    async def _take_missed_steps(self, tries: Tries, means: Means, target: Description) -> None:
+        """Bring the own state towards the target, as far as the means of the missed rounds can be had."""
+        own = state = tries.partial.own
+        if own is None or state is None:
             return
-        began, missing = partial.own.round, means.missing(partial.own, round)
-        for _ in missing:
-            for peer in self._peers:
-                try:
-                    partial.own = await self._missed_step(peer, means.step(partial.own))
-                    break
-                except (PeerLost, BadMessage) as error:
-                    log.info("%s sends no mean of round %d: %s", peer, partial.own.round + 1, error)
-            else:
+        peers = list(self._peers)
+        for _ in means.missing(own, target.round):
+            taken = await self._missed_step(peers, means, state)
+            if taken is None:
                 break
-        if partial.own.round > began:
-            log.info("took the outer steps of the rounds %d to %d from their means", began + 1, partial.own.round)
+            state = taken
+        if state.round == target.round and state.hashes != target.state:
+            log.warning("the means of the rounds %d to %d lead to another state", own.round + 1, state.round)
+            tries.means = None
+        elif state is not own:
+            tries.partial.own = state
+            log.info("took the outer steps of the rounds %d to %d from their means", own.round + 1, state.round)
 
-    async def _missed_step(self, peer: str, step: MissedStep) -> OuterState:
-        """Take one step from what a peer sends. Raises PeerLost or BadMessage."""
+    async def _missed_step(self, peers: list[str], means: Means, state: OuterState) -> OuterState | None:
+        """Take one step from what a peer sends; None if none can. A peer that fails is removed from `peers`."""
+        for peer in list(peers):
+            step = means.step(state)
+            try:
+                async with asyncio.timeout(self._timeout * step.megabytes):
+                    return await self._stepped(peer, step)
+            except PeerRefused as refused:
+                log.info("%s has no mean of round %d: %s", peer, step.round, refused.reason)
+            except (PeerLost, BadMessage, TimeoutError) as error:
+                log.warning("%s sends no mean of round %d: %s", peer, step.round, error or "it is too slow")
+                peers.remove(peer)
+        return None
+
+    async def _stepped(self, peer: str, step: MissedStep) -> OuterState:
+        """Raises PeerLost or BadMessage."""
         async with aclosing(self._chunks(peer, FetchRequest(round=step.round, mean=True))) as chunks:
             async for chunk in chunks:
                 await run_to_end(asyncio.to_thread(step.add, chunk.offset, chunk.data))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +30,7 @@ from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import Kind, round_plan, synced
 from pier_node.outer.state import OuterState
 from pier_node.rounds.reduce import CHUNK
-from pier_node.wire.carrier import BadMessage
+from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
 
 MEANS = "means"
 """Folder of the means in a site's data folder."""
@@ -132,12 +133,14 @@ class MissedStep:
 
     Attributes:
         round: its round.
+        megabytes: of 2^20 bytes each, that the mean has; a part of one counts as one.
     """
 
     def __init__(self, config: RunConfig, layout: Layout, codec: Codec, state: OuterState) -> None:
         self._config, self._layout, self._codec, self._state = config, layout, codec, state
         self.round = state.round + 1
         self._mean = SharedVector.scratch(synced(config, self.round, layout.length))
+        self.megabytes = math.ceil(codec.size(len(self._mean.array)) / CHUNK_BYTES)
         self._start = 0
         self._code: Buffer | None = None
 
