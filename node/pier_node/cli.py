@@ -195,7 +195,8 @@ main.add_command(serve)
     "--from",
     "weights",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Train the model in this folder, a Llama or GPT-2 in Hugging Face's format. [default: a new one]",
+    help="Train the model in this folder, a causal language model in Hugging Face's format: Llama and GPT-2 by Pier's "
+    "own decoder, any other by the package transformers. [default: a new one]",
 )
 @click.option(
     "--steps",

@@ -87,7 +87,9 @@ def keys_of(kind: type[BaseModel], name: str = "") -> Iterator[tuple[str, str]]:
         yield from keys_of(part, section)
 
 
-KEYS = [key for key in keys_of(RunConfig) if key != ("", "program")]  # a program fills that in
+FILLED_IN = [("", "program"), ("model", "transformers")]
+"""By a program, and by `pier-node init --from`."""
+KEYS = [key for key in keys_of(RunConfig) if key not in FILLED_IN]
 
 DEFAULTS = run_toml()
 

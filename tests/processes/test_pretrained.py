@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from processes.run import CORPUS
 from processes.site import PROGRAM, Site, wait_until
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -20,16 +32,18 @@ def made(kind: str) -> PreTrainedModel:
     torch.manual_seed(5)
     if kind == "gpt2":
         return GPT2LMHeadModel(GPT2Config(vocab_size=256, n_embd=32, n_layer=2, n_head=4, n_positions=64))
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        rms_norm_eps=1e-5,
-    )
-    return LlamaForCausalLM(config)
+    shape: dict[str, Any] = {
+        "vocab_size": 256,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    if kind == "qwen3":  # as most models are stored
+        config = Qwen3Config(**shape, head_dim=16, tie_word_embeddings=True)
+        return Qwen3ForCausalLM(config).bfloat16()
+    return LlamaForCausalLM(LlamaConfig(**shape, rms_norm_eps=1e-5))
 
 
 def pier_node(*words: object) -> str:
@@ -46,7 +60,7 @@ def sites(tmp_path: Path) -> Iterator[list[Site]]:
         site.kill()
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3"])
 def test_two_sites_go_on_from_a_model_that_only_the_founder_has(tmp_path: Path, sites: list[Site], kind: str) -> None:
     before, run, out = made(kind), tmp_path / "run.toml", tmp_path / "out"
     before.save_pretrained(tmp_path / "model")
@@ -69,9 +83,14 @@ def test_two_sites_go_on_from_a_model_that_only_the_founder_has(tmp_path: Path, 
         assert site.ended() == 0, site.output
     assert first.digests() == second.digests()
     pier_node("export", out, "--data", second.folder)
-    after = type(before).from_pretrained(out)
+    after = AutoModelForCausalLM.from_pretrained(out)
+    assert type(after) is type(before)
+    assert AutoTokenizer.from_pretrained(out)("Pier")["input_ids"] == [*b"Pier"]
     for name, tensor in before.state_dict().items():
-        torch.testing.assert_close(after.state_dict()[name], tensor, atol=1e-6, rtol=0, msg=name)
+        torch.testing.assert_close(after.state_dict()[name], tensor.float(), atol=1e-6, rtol=0, msg=name)
+    measured = pier_node("evaluate", "--json", "--data", second.folder, *data[:2])
+    assert 0 < json.loads(measured)["loss"] < 10
+    assert "Pier" in pier_node("generate", "--data", second.folder, "--tokens", "3", "Pier")
 
 
 def test_the_weights_of_another_model_are_refused(tmp_path: Path, sites: list[Site]) -> None:

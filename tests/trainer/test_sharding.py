@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from trainer.hub_cases import made
 
 from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector
@@ -24,7 +25,8 @@ from pier_node.engine.program import Program
 from pier_node.trainer.command import Workers, own_trainer
 from pier_node.trainer.data.corpus import SiteData, Windows, open_corpus
 from pier_node.trainer.model.decoder import Decoder
-from pier_node.trainer.parallel import Parallel
+from pier_node.trainer.model.hub import import_weights
+from pier_node.trainer.parallel import Mode, Parallel
 from pier_node.trainer.replica import Replica
 from pier_node.trainer.sharding import spread
 from pier_node.trainer.worker import WORKER
@@ -118,6 +120,31 @@ async def test_workers_that_share_the_model_do_what_one_does(
     await trainer.run(2 * STEPS, 1, BATCH, "weights", weights, 2 * STEPS)
     alone.store_weights(state[0])
     np.testing.assert_allclose(trainer.outbox.array, state[0].numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("kind", "mode"), [("gemma3_text", "fsdp"), ("qwen3", "ddp")])
+async def test_workers_share_a_model_of_transformers(
+    kind: str, mode: Mode, configure: Configure, start: Start, windows: Windows, tmp_path: Path
+) -> None:
+    """With tied and with untied embeddings, and with fewer sequences than workers could have."""
+    made(kind, tmp_path / "model", vocab_size=256)
+    model, flat = import_weights(tmp_path / "model")
+    config = configure(micro_batch=2).model_copy(update={"model": model.model_copy(update={"context": 16})})
+    alone, weights = Replica(config, torch.device("cpu"), 1), SharedVector(len(flat))
+    alone.load_weights(flat)
+    weights.array[:] = flat.numpy()
+    validated = alone.evaluate(flat, windows.validation(2, 4))
+    trainer = start(config, 2, Parallel(mode, checkpointing="full"))
+    await trainer.start()
+    assert await trainer.evaluate(weights) == pytest.approx(validated, rel=1e-5)
+    told = list[Progress]()
+    await trainer.run(0, STEPS, BATCH, "weights", weights, on_progress=told.append)
+    losses = [alone.train(step, windows.batch(step, BATCH), BATCH).item() for step in range(STEPS)]
+    assert [losses[it.step] for it in told] == pytest.approx([it.loss for it in told], abs=1e-4)
+    state = torch.empty_like(flat)
+    alone.store_weights(state)
+    np.testing.assert_allclose(trainer.outbox.array, state.numpy(), rtol=0, atol=1e-4)
 
 
 @pytest.fixture

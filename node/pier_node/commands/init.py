@@ -155,14 +155,14 @@ def init(path: Path, wanted: Wanted, force: bool) -> str:
 
 
 def _tables_of(weights: Path) -> dict[str, dict[str, Any]]:
-    from pier_node.trainer.model.export import read_config
+    from pier_node.trainer.model.hub import read_config
 
     tokenizer = weights / "tokenizer.json"
     model = read_config(weights)
-    if model.form == "llama":  # rotary positions: a run may train on shorter sequences than the model can read
+    if model.form != "gpt2":  # rotary positions: a run may train on shorter sequences than the model can read
         model = model.model_copy(update={"context": min(model.context, LONGEST)})
     data = {"data": {"tokenizer": str(tokenizer.absolute())}} if tokenizer.exists() else {}
-    return {"model": model.model_dump(), **data}
+    return {"model": model.model_dump(exclude_none=True), **data}
 
 
 def _start(path: Path) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
 from pier_node.pipeline.stage import stage_blocks
 from pier_node.rounds.folder import SiteRecord
@@ -25,6 +26,7 @@ from pier_node.trainer.data.corpus import Batch, SiteData, Windows, open_corpus
 from pier_node.trainer.data.tokens import Tokenizer, check_vocab, document_separator, open_tokenizer, pieces, printable
 from pier_node.trainer.devices import uses_bf16
 from pier_node.trainer.model import export as writer
+from pier_node.trainer.model import hub
 from pier_node.trainer.model.decoder import stream
 from pier_node.trainer.model.evaluate import Omission, bits_per_byte, choices, early_exits, omissions, validation_loss
 from pier_node.trainer.model.gguf import require_gguf, write_gguf
@@ -42,7 +44,12 @@ def export(data: Path, out: Path, force: bool = False, gguf: bool = False) -> st
     if not force:
         writer.require_ours(out)
     weights = newest_weights(data)
-    writer.export(weights.config, weights.flat, out, weights.tokenizer)
+    if gguf and weights.config.transformers:
+        raise PierError(
+            f"--gguf is for Pier's own decoder (Llama, GPT-2), not for a {weights.config.name}",
+            "Export without it, and have llama.cpp's convert_hf_to_gguf.py make a GGUF file of the folder.",
+        )
+    hub.export(weights.config, weights.flat, out, weights.tokenizer)
     more = f"  llama-cli -m {write_gguf(out)} -p PROMPT\n" if gguf else ""
     return (
         f"Wrote {weights.origin}, {len(weights.flat):,} parameters in fp32, with its tokenizer, to {out}\n\n"
@@ -66,7 +73,7 @@ def generate(
     weights = find_weights(data, model)
     tokenizer = weights.open_tokenizer()
     ids = [int(id) for id in tokenizer.encode(prompt)]
-    made = stream(weights.model(pick_device(device)), ids, tokens, temperature, top_k, seed)
+    made = stream(weights.any_model(pick_device(device)), ids, tokens, temperature, top_k, seed)
     for piece in itertools.chain([prompt], pieces(tokenizer, ids, made)):
         show(printable(piece))
 
@@ -107,7 +114,7 @@ def evaluate(data: Path, model: Path | None, batches: int, dataset: str | None, 
 def measure(config: RunConfig, weights: Weights, windows: list[Batch], device: str) -> Score:
     """Predict all windows, as in a worker's own validation."""
     place = pick_device(device)
-    decoder = weights.model(place)
+    decoder = weights.any_model(place)
     decoder.separator = document_separator(config.data)
     loss = validation_loss(decoder, windows, uses_bf16(place, config.inner.precision))
     width = bytes_per_token(open_tokenizer(config.data.tokenizer), windows)

@@ -46,7 +46,7 @@ def commented(config: BaseModel, notes: Notes) -> Iterator[str]:
         value = getattr(config, name)
         if isinstance(value, BaseModel):
             yield from _section(name, value, notes)
-        elif value is not None:  # [program] is filled in by the program
+        elif value is not None:  # no table: Pier fills it in when there is something to say
             yield from _list(name, value, notes)
 
 
@@ -66,7 +66,7 @@ def _section(name: str, section: BaseModel, notes: Notes, title: str = "[{}]") -
     yield from (f"# {inspect.getdoc(type(section))}", title.format(name))
     inside = {key: part for key in type(section).model_fields if isinstance(part := getattr(section, key), BaseModel)}
     for key, info in type(section).model_fields.items():
-        if key in inside:
+        if key in inside or getattr(section, key) is None:
             continue
         meaning = notes.meanings.get(f"{name}.{key}") or docstrings.get(key, "")
         meaning = f"{meaning} {notes.reasons.get(f'{name}.{key}', '')}"

@@ -22,11 +22,9 @@ TENSORS = 4096
 Shape = tuple[int, ...]
 
 
-class ProgramSection(Section):
-    """[program]: the users' own model and loop (docs/program.md); `pier.join` fills it in."""
+class TensorsSection(Section):
+    """A model that the configuration knows by its parameters alone."""
 
-    step_tokens: PositiveInt
-    """Tokens that a site trains on in one inner step, at most; nobody believes a site that claims more."""
     tensors: Annotated[tuple[Annotated[str, Field(pattern=NAMED)], ...], Field(min_length=1, max_length=TENSORS)]
     """Name and shape of each trained parameter, in order, such as "lm_head.weight 256x128"."""
 
@@ -35,6 +33,13 @@ class ProgramSection(Section):
         for text in self.tensors:
             name, _, sizes = text.rpartition(" ")
             yield name, tuple(map(int, sizes.split("x"))) if sizes else ()
+
+
+class ProgramSection(TensorsSection):
+    """[program]: the users' own model and loop (docs/program.md); `pier.join` fills it in."""
+
+    step_tokens: PositiveInt
+    """Tokens that a site trains on in one inner step, at most; nobody believes a site that claims more."""
 
 
 def described(shapes: Iterable[tuple[str, Shape]]) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from pydantic import Field, model_validator
 from pier_node.base.errors import PierError
 from pier_node.base.toml import Fraction, PositiveInt, Section, read_toml, validated
 from pier_node.config.presets import PRESETS
+from pier_node.config.pretrained import TransformersSection
 from pier_node.config.program import ProgramSection, outer_of_program
 
 log = logging.getLogger(__name__)
@@ -109,8 +110,10 @@ class ModelSection(Section):
 
     preset: str = "llama-1m"
     """Named model. It sets defaults of other keys here; each can be changed."""
-    form: Literal["llama", "gpt2"] = "llama"
-    """Architecture. Llama: RMSNorm, rotary positions, SwiGLU. GPT-2: LayerNorm, learned positions, GELU."""
+    form: Literal["llama", "gpt2", "transformers"] = "llama"
+    """Architecture. Llama: RMSNorm, rotary positions, SwiGLU. GPT-2: LayerNorm, learned positions, GELU. transformers:
+    that of [model.transformers], which `pier-node init --from` writes; of the other keys only context can be changed.
+    """
     vocab_size: PositiveInt = 256
     """Vocabulary size of the model: at least that of the tokenizer. GPUs are faster with a multiple of 64."""
     dim: PositiveInt = 128
@@ -129,6 +132,13 @@ class ModelSection(Section):
     """Base of the rotary position embedding. llama only."""
     tie_embeddings: bool = True
     """Whether the output layer shares its weights with the embedding."""
+    transformers: Annotated[TransformersSection | None, LATER] = None
+    """The model, if Pier's own decoder does not know it."""
+
+    @property
+    def name(self) -> str:
+        """What people call the model: its preset, or the architecture that transformers knows it by."""
+        return self.transformers.kind if self.transformers else self.preset
 
     @model_validator(mode="before")
     @classmethod
@@ -146,7 +156,11 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def check_shapes(self) -> Self:
-        """Refuse head counts that do not divide."""
+        """Refuse head counts that do not divide, except in models that transformers builds."""
+        if (self.form == "transformers") is (self.transformers is None):
+            raise ValueError('form = "transformers" and [model.transformers] need each other: use `init --from FOLDER`')
+        if self.transformers:
+            return self
         if self.dim % self.heads:
             raise ValueError(f"dim = {self.dim} must be a multiple of heads = {self.heads}")
         if self.heads % self.kv_heads:
@@ -442,6 +456,20 @@ class RunConfig(Section):
             raise ValueError('outer.algorithm = "sync" is for Pier\'s own trainer: use "pier", "diloco" or "noloco"')
         if self.pipeline.stages > 1:
             raise ValueError("pipeline.stages is for Pier's own trainer: leave it out with [program]")
+        return self
+
+    @model_validator(mode="after")
+    def check_transformers(self) -> Self:
+        """Refuse what needs Pier's own decoder, or its names for parameters."""
+        if self.model.transformers is None:
+            return self
+        only = "is for Pier's own decoder (Llama, GPT-2), and transformers builds this model"
+        if self.inner.optimizer == "muon":
+            raise ValueError(f'inner.optimizer = "muon" {only}: use "adamw" or "sgd"')
+        if self.data.document_mask:
+            raise ValueError(f"data.document_mask {only}: leave it out")
+        if self.pipeline.stages > 1:
+            raise ValueError(f"pipeline.stages {only}: leave it out")
         return self
 
     @property

@@ -146,6 +146,13 @@ class ExpertsConfig(Section):
     sites: tuple[SiteSection, ...] = ()
 
     @model_validator(mode="after")
+    def check_model(self) -> Self:
+        """Experts of several sizes, and their mixture, are Pier's own decoders."""
+        if self.model.transformers:
+            raise ValueError('model.form = "transformers": experts are for Pier\'s own decoder (Llama, GPT-2)')
+        return self
+
+    @model_validator(mode="after")
     def check_names(self) -> Self:
         """Names must be unique, and what is named elsewhere must exist."""
         for kind, names in (("domains", [each.name for each in self.domains]), ("sites", [s.name for s in self.sites])):

@@ -1,7 +1,7 @@
 """The canonical flat layout: every parameter of the whole model, one after another, in one vector.
 
-The order is that of `Decoder(config).named_parameters()` in trainer/model/decoder.py. So the same index means the same
-number at a site with one device, with eight, or with only a range of the blocks.
+The order is that of `named_parameters()` of the model, Pier's own (trainer/model/decoder.py) or transformers'. So the
+same index means the same number at a site with one device, with eight, or with only a range of the blocks.
 
 Names and shapes come from the configuration: no model is built, and torch is not needed. So a daemon, which knows a
 model only as a flat vector, starts and restarts faster.
@@ -25,6 +25,9 @@ Named = Iterator[tuple[str, tuple[int, ...]]]
 
 def shapes(config: ModelSection) -> Named:
     """Every parameter of the whole model; tied parameters appear once."""
+    if config.transformers:
+        yield from config.transformers.shapes()
+        return
     yield "embedding.weight", (config.vocab_size, config.dim)
     if config.form == "gpt2":
         yield "positions.weight", (config.context, config.dim)

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection, RunConfig
-from pier_node.outer.layout import Layout
 from pier_node.outer.state import OuterState
 from pier_node.rounds.folder import load_run, require_folder
 from pier_node.rounds.state_store import CHECKPOINTS, STATES, StateStore
 from pier_node.trainer.data.tokens import Tokenizer, open_tokenizer
 from pier_node.trainer.model.decoder import Decoder
-from pier_node.trainer.model.export import import_weights
+from pier_node.trainer.model.hub import HubDecoder, filled_model, import_weights
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,17 @@ class Weights:
     round: int | None = None
 
     def model(self, device: torch.device) -> Decoder:
-        """The decoder with these weights, fp32."""
-        with torch.device("meta"):
-            model = Decoder(self.config)
-        views = Layout.of(self.config).views(self.flat)
-        model.load_state_dict({name: view.to(device) for name, view in views.items()}, assign=True)
-        return model.eval()
+        """The decoder with these weights, fp32. Raises PierError: it is another model, which transformers computes."""
+        if isinstance(model := self.any_model(device), Decoder):
+            return model
+        raise PierError(
+            f"{self.origin} is no model of Pier's own decoder (Llama, GPT-2); transformers computes it",
+            "`pier-node evaluate`, `generate` and `serve --model` take it.",
+        )
+
+    def any_model(self, device: torch.device) -> Decoder | HubDecoder:
+        """The model with these weights, fp32. Raises PierError: transformers, which it needs, is missing."""
+        return filled_model(self.config, self.flat, device)
 
     def open_tokenizer(self) -> Tokenizer:
         """The tokenizer of these weights. Raises PierError."""

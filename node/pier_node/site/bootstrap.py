@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import RunConfig
 from pier_node.gossip.catch_up import CatchUpInPairs
@@ -24,8 +25,12 @@ log = logging.getLogger(__name__)
 
 
 def beginning(config: RunConfig, layout: Layout, node: str, weights: Vector | None = None) -> Checkpoint:
-    """Round 0 of a run, at its founder: weights from the run's seed, or these, shape [parameters]; no momentum."""
+    """Round 0 of a run, at its founder: weights from the run's seed, or these, shape [parameters]; no momentum.
 
+    Raises PierError: there is no seed for the weights of this model.
+    """
+    if weights is None and config.model.transformers and not config.program:
+        raise no_weights(config.model.transformers.kind)
     tensors = {ANCHOR: SharedVector(layout.length), MOMENTUM: SharedVector(layout.length)}
     if weights is None:
         from pier_node.trainer.model.initial import initial_weights
@@ -34,6 +39,14 @@ def beginning(config: RunConfig, layout: Layout, node: str, weights: Vector | No
     else:
         tensors[ANCHOR].array[:] = weights
     return Checkpoint(OuterState(0, (node,), tensors, {}))
+
+
+def no_weights(kind: str) -> PierError:
+    """A founder has no weights for a model that Pier cannot initialise."""
+    return PierError(
+        f"the run begins with the weights of a {kind} that is there already, and this site has none",
+        "Give the folder that run.toml was made from: pier-node start --from FOLDER.",
+    )
 
 
 def first_trust(fingerprint: str, founder: str, statements: Statements) -> Trust | None:

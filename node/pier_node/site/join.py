@@ -32,6 +32,7 @@ from pier_node.rounds.proofs import EARLIER_FILE, PROOFS_FILE
 from pier_node.rounds.revocations import FILE as REVOKED_FILE
 from pier_node.rounds.revocations import Revoked
 from pier_node.rounds.roster import Roster
+from pier_node.site.bootstrap import no_weights
 from pier_node.site.coordinator.link import Enrolment, enrol_patiently
 from pier_node.site.journal import Journal
 from pier_node.site.running import start_command
@@ -204,7 +205,7 @@ def check_needs(config: RunConfig, settings: Settings, record: SiteRecord | None
                 "docs/program.md shows both.",
             )
         return
-    check_weights(config, settings)
+    check_weights(config, settings, founds=not (record or settings.peers or settings.coordinator))
     batch = config.inner.batch_size
     if settings.workers:
         settings.parallel.check(config, settings.workers)
@@ -228,16 +229,28 @@ def _data(config: RunConfig, settings: Settings, record: SiteRecord | None) -> S
     return replace(data, slots=1) if joins else data
 
 
-def check_weights(config: RunConfig, settings: Settings) -> None:
-    """Check that --from is for a founder, and has the weights of the run's model. Raises PierError."""
+def check_weights(config: RunConfig, settings: Settings, founds: bool) -> None:
+    """Check that --from is for a founder, and has the weights of the run's model, and what that needs.
+
+    Raises PierError.
+
+    Args:
+        founds: this site founds the run now.
+    """
+    if config.model.transformers:
+        config.model.transformers.require_library()
+        if settings.parallel.tensor > 1:
+            settings.parallel.check(config, settings.workers or settings.parallel.tensor)
     folder = settings.weights
     if folder is None:
+        if config.model.transformers and founds:
+            raise no_weights(config.model.transformers.kind)
         return
     if settings.peers or settings.coordinator:
         raise PierError("--from is for the site that founds a run", "Leave it out: others get the weights from there.")
-    from pier_node.trainer.model.export import read_config
+    from pier_node.trainer.model.hub import read_config
 
-    free = {"preset", "context"} if config.model.form == "llama" else {"preset"}  # rotary positions have no weights
+    free = {"preset"} if config.model.form == "gpt2" else {"preset", "context"}  # only its positions have weights
     ours, theirs = (each.model_dump(exclude=free) for each in (config.model, read_config(folder)))
     if ours != theirs:
         changes = config_changes(json.dumps({"model": ours}), json.dumps({"model": theirs}))

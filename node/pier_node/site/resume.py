@@ -98,7 +98,7 @@ def _given_weights(joined: Joined) -> Vector | None:
     folder = joined.settings.weights
     if folder is None:
         return None
-    from pier_node.trainer.model.export import import_weights  # with torch, which the daemon otherwise avoids
+    from pier_node.trainer.model.hub import import_weights  # with torch, which the daemon otherwise avoids
 
     _, flat = import_weights(folder)
     joined.say(f"The run starts from the weights in {folder}.")

@@ -77,7 +77,7 @@ def prediction(config: RunConfig, speed: float, peer: str, link: Link) -> str:
 
 async def _tell_model(config: RunConfig, trainer: Program) -> None:
     parameters = Layout.of(config.model).length
-    log.info("model %s: %s parameters, context %d", config.model.preset, count(parameters), config.model.context)
+    log.info("model %s: %s parameters, context %d", config.model.name, count(parameters), config.model.context)
     _tell_rounds(config)
     data = await trainer.opened()
     steps = config.inner.total_steps

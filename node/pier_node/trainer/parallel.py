@@ -54,6 +54,11 @@ class Parallel:
                 f"{workers} worker(s) cannot form groups of --tensor {tensor}",
                 "Start this node with --workers that are a multiple of --tensor.",
             )
+        if tensor > 1 and model.transformers:
+            raise PierError(
+                f"--tensor {tensor} is for Pier's own decoder, and transformers builds this run's model",
+                "Start this node without --tensor; --parallel fsdp shares a large model among workers.",
+            )
         sizes = {name: getattr(model, name) for name in ("heads", "kv_heads", "ffn_dim", "context")}
         if odd := [f"{name} = {size}" for name, size in sizes.items() if size % tensor]:
             raise PierError(

@@ -33,6 +33,7 @@ from pier_node.trainer.data.corpus import Batch
 from pier_node.trainer.data.tokens import Tokenizer, document_separator, pieces, printable
 from pier_node.trainer.model.decoder import Decoder, stream
 from pier_node.trainer.model.evaluate import Losses, row_losses, summed_losses
+from pier_node.trainer.model.hub import HubDecoder, empty_model
 from pier_node.trainer.model.loss import NO_TOKEN
 from pier_node.trainer.parallel import DDP, Checkpointing, Parallel
 
@@ -143,8 +144,7 @@ class Replica:
         if parallel.shards(workers):
             from pier_node.trainer.sharding import spread
 
-            with torch.device("meta"):
-                self._model = Decoder(config.model)
+            self._model = empty_model(config.model)
             mesh = spread(self._model, parallel, workers, device, self._bf16)
             self._model.to_empty(device=device)
             self.shares = Shares(mesh.size(), mesh.get_local_rank(), mesh.get_group(), sharded=True)
@@ -273,9 +273,10 @@ def _until(deadline: float, ids: Iterable[int]) -> Iterator[int]:
             return
 
 
-def _undefined(config: ModelSection, layout: Layout, device: torch.device) -> Decoder:
-    with torch.device("meta"):
-        model = Decoder(config)
+def _undefined(config: ModelSection, layout: Layout, device: torch.device) -> Decoder | HubDecoder:
+    model = empty_model(config)
+    if isinstance(model, HubDecoder):
+        return model.to_empty(device=device)
     # Not `to_empty`: on the meta device it imports SymPy, which takes a third of a second of every worker's start.
     memory = {entry.name: torch.empty(entry.shape, device=device) for entry in layout.entries}
     model.load_state_dict(memory, assign=True)

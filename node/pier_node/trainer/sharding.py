@@ -27,13 +27,16 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from pier_node.trainer.model.decoder import Decoder
+from pier_node.trainer.model.hub import HubDecoder
 from pier_node.trainer.parallel import COPIES, Parallel
 
 _LOSS = loss_parallel()
 _LOSS.__enter__()  # for the life of this process: a loss of divided logits is computed by parts of the vocabulary
 
 
-def spread(model: Decoder, parallel: Parallel, workers: int, device: torch.device, bf16: bool) -> DeviceMesh:
+def spread(
+    model: Decoder | HubDecoder, parallel: Parallel, workers: int, device: torch.device, bf16: bool
+) -> DeviceMesh:
     """Spread a model of the meta device, in place, where it stays until `to_empty`.
 
     Args:
@@ -50,7 +53,7 @@ def spread(model: Decoder, parallel: Parallel, workers: int, device: torch.devic
     mesh = init_device_mesh(
         device.type, (copies, shares // copies, parallel.tensor), mesh_dim_names=("copies", "shards", "tensor")
     )
-    if parallel.tensor > 1:
+    if parallel.tensor > 1 and isinstance(model, Decoder):
         _divide(model, mesh["tensor"])
     if shares > 1:
         _shard(model, mesh["copies", "shards"] if copies > 1 else mesh["shards"], bf16)
@@ -59,7 +62,7 @@ def spread(model: Decoder, parallel: Parallel, workers: int, device: torch.devic
     return mesh["copies", "shards"]._flatten("shares")
 
 
-def _shard(model: Decoder, mesh: DeviceMesh, bf16: bool) -> None:
+def _shard(model: Decoder | HubDecoder, mesh: DeviceMesh, bf16: bool) -> None:
     # Inputs are not cast: the angles of rotary positions are fp32.
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False) if bf16 else None
     shard = partial(fully_shard, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())

@@ -5,6 +5,7 @@ The memory is the minimum that training a model takes, independent of the machin
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import get_args
 
@@ -16,11 +17,13 @@ from pier_node.trainer.parallel import Checkpointing, Mode, Parallel
 def flops_per_token(config: ModelSection) -> float:
     """Floating-point operations of a forward and a backward pass, per token: 6 N + 12 layers * dim * context.
 
-    N excludes parameters that are looked up rather than multiplied: positions, and the token embedding unless it is
-    also the head. The second term is attention's scores and sums, without a discount for causality, as is usual.
+    N excludes parameters that are looked up rather than multiplied: positions, and the token embedding, which comes
+    first, unless it is also the head. The second term is attention's scores and sums, without a discount for causality,
+    as is usual.
     """
-    looked_up = {"positions.weight"} if config.tie_embeddings else {"positions.weight", "embedding.weight"}
-    multiplied = sum(entry.size for entry in Layout.of(config).entries if entry.name not in looked_up)
+    entries = Layout.of(config).entries
+    looked_up = {"positions.weight"} if config.tie_embeddings else {"positions.weight", entries[0].name}
+    multiplied = sum(entry.size for entry in entries if entry.name not in looked_up)
     return 6.0 * multiplied + 12.0 * config.layers * config.dim * config.context
 
 
@@ -34,6 +37,8 @@ STATE = 16
 LOGITS = 6
 """Bytes per logit: 16 bits, plus 32 bits for the loss."""
 FLOAT = 4
+IN_BLOCK = re.compile(r"\.[0-9]+\.")
+"""Is in the name of a parameter of a block, whoever builds the model."""
 CHUNK = 2**25
 """Logits that are computed at once, at most, but for one token: 128 MiB of them in fp32. See trainer/model/loss.py."""
 LOSS = 12
@@ -72,7 +77,7 @@ def activations(model: ModelSection, tokens: int, parallel: Parallel, element: i
     """
     part = tokens / parallel.tensor
     keys = 2 * model.kv_heads * model.dim // model.heads
-    hidden, inner = (2, 2) if model.form == "llama" else (1, 1)  # outputs of matrices, and what comes of them
+    hidden, inner = (1, 1) if model.form == "gpt2" else (2, 2)  # outputs of matrices, and what comes of them
     stream = residual * part * model.dim
     casts = 3 + hidden if residual > element else 2  # autocast gives each matrix that reads a norm a copy of its own
     normed = element * tokens * model.dim
@@ -94,7 +99,7 @@ def device_bytes(config: RunConfig, parallel: Parallel, workers: int, bf16: bool
     """
     model, shares = config.model, workers // parallel.tensor
     layout = Layout.of(model)
-    outermost = sum(entry.size for entry in layout.entries if not entry.name.startswith("blocks.")) / parallel.tensor
+    outermost = sum(entry.size for entry in layout.entries if not IN_BLOCK.search(entry.name)) / parallel.tensor
     block = layout.length / parallel.tensor - outermost
     block /= model.layers
     gathers = parallel.mode != "ddp" and shares > 1
@@ -107,7 +112,7 @@ def device_bytes(config: RunConfig, parallel: Parallel, workers: int, bf16: bool
     at_loss = LOSS * tokens * model.vocab_size / parallel.tensor
     if parallel.tensor > 1:
         at_loss = (WHOLE + DIVIDED / parallel.tensor) * tokens * model.vocab_size + 2 * element * tokens * model.dim
-    elif tokens * model.vocab_size > CHUNK:  # its gradients wait for the backward pass
+    elif tokens * model.vocab_size > CHUNK and not model.transformers:  # its gradients wait for the backward pass
         at_loss = LOSS * CHUNK + element * tokens * model.dim + 2 * FLOAT * model.vocab_size * model.dim
     if gathers:
         state, whole, of_head = FLOAT * held, element * outermost, element * outermost / 2

@@ -9,6 +9,7 @@ It has no buffers: after it is built on the meta device, `to_empty` and `Layout.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -297,14 +298,26 @@ def _embedding(rows: int, dim: int) -> nn.Embedding:
     return nn.Embedding(rows, dim, _weight=torch.rand(rows, dim))
 
 
+class Predicts(Protocol):
+    """A complete model that maps [1, time] token ids to [1, time, vocab] logits."""
+
+    config: ModelSection
+
+    def __call__(self, tokens: Tensor, /) -> Tensor:
+        """The logits."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Its weights."""
+
+
 @torch.no_grad()
 def stream(
-    model: Decoder, prompt: Sequence[int], count: int, temperature: float = 1.0, top_k: int = 0, seed: int = 0
+    model: Predicts, prompt: Sequence[int], count: int, temperature: float = 1.0, top_k: int = 0, seed: int = 0
 ) -> Iterator[int]:
     """The `count` tokens that follow `prompt`, each as soon as it is known.
 
     Args:
-        model: a complete decoder; it sees the last `context` tokens.
+        model: a complete one; it sees the last `context` tokens.
         prompt: at least one token.
         count: number of tokens to generate.
         temperature: 0 always takes the likeliest token; 1 samples from the model's own distribution.

@@ -283,7 +283,7 @@ SHARD_BYTES = 5_000_000_000
 INDEX = "model.safetensors.index.json"
 GGUF = "model.gguf"
 MARK = ".pier-export"
-_MARK_TEXT = "Pier wrote this model. `pier-node export` replaces it when it is given this folder again.\n"
+MARK_TEXT = "Pier wrote this model. `pier-node export` replaces it when it is given this folder again.\n"
 
 
 def export(
@@ -325,9 +325,9 @@ def write_model(
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / MARK).write_text(_MARK_TEXT)
+        (folder / MARK).write_text(MARK_TEXT)
         write_tokenizer(tokenizer, folder, about.get("max_position_embeddings") or about["n_positions"])
-        _clear(folder)
+        clear(folder)
         _write_weights(all_rules, tensors, folder, shard_bytes)
         (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n")
     except (OSError, SafetensorError) as error:
@@ -375,7 +375,8 @@ def read_config(folder: Path) -> ModelSection:
 _AGAIN = "Write the folder again with: pier-node export"
 
 
-def _clear(folder: Path) -> None:
+def clear(folder: Path) -> None:
+    """Remove the model that an earlier export left in a folder. Raises OSError."""
     for name in ("config.json", INDEX, "model.safetensors", "model-?????-of-?????.safetensors", GGUF):
         for old in folder.glob(name):
             old.unlink()

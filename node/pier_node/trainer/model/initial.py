@@ -80,7 +80,9 @@ def widened(narrow: ModelSection, wide: ModelSection, flat: Tensor, seed: int) -
 
 
 def can_widen(narrow: ModelSection, wide: ModelSection) -> bool:
-    """Whether they differ only in ffn_dim, and the second is not narrower."""
+    """Whether they are Pier's own decoder, differ only in ffn_dim, and the second is not narrower."""
+    if narrow.transformers:
+        return False
     one, other = (config.model_dump(exclude={"preset", "ffn_dim"}) for config in (narrow, wide))
     return one == other and narrow.ffn_dim <= wide.ffn_dim
 

@@ -34,7 +34,12 @@ def summed_loss(hidden: Tensor, head: Tensor, targets: Tensor, z_loss: float = 0
     if targets.numel() * len(head) > CHUNK and not is_sharded(head):
         loss: Tensor = _Chunked.apply(hidden.flatten(0, 1), head, targets.flatten(), z_loss)  # type: ignore[no-untyped-call]
         return loss
-    logits = functional.linear(hidden, head).flatten(0, 1).float()
+    return loss_of(functional.linear(hidden, head), targets, z_loss)
+
+
+def loss_of(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
+    """`summed_loss` of logits, [rows, context, vocab]."""
+    logits = logits.flatten(0, 1).float()
     loss = functional.cross_entropy(logits, targets.flatten(), ignore_index=NO_TOKEN, reduction="sum")
     if z_loss:
         loss = loss + z_loss * (logits.logsumexp(dim=-1).square() * (targets.flatten() != NO_TOKEN)).sum()
