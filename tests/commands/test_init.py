@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
+from trainer.hub_cases import made
 
 from pier_node.commands.init import FEW
 from pier_node.config.run import RunConfig, load
@@ -128,3 +131,47 @@ def test_steps_take_the_place_of_a_recipes(call: Call, tmp_path: Path) -> None:
     assert call("init", tmp_path / "run.toml", "--preset", "llama-7b", "--steps", "500").exit_code == 0
     inner = load(tmp_path / "run.toml").inner
     assert (inner.total_steps, inner.warmup_steps, inner.batch_size) == (500, 50, 256)
+
+
+def test_a_model_that_transformers_knows_comes_with_its_config_and_layout(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made("qwen2", tmp_path / "model", max_position_embeddings=4096)
+    done = call("init", tmp_path / "run.toml", "--from", tmp_path / "model", "--sites", "2")
+    assert done.exit_code == 0, done.output
+    section = load(tmp_path / "run.toml").model
+    assert section.transformers
+    assert section.transformers.kind == "qwen2"
+    assert section.transformers.content["num_hidden_layers"] == 2
+    assert Layout.of(section).length == sum(each.numel() for each in model.parameters())
+    assert section.context == 1024  # not all that it could read
+    assert (section.vocab_size, section.dim, section.heads, section.kv_heads, section.layers) == (61, 32, 4, 2, 2)
+    assert f"--from {tmp_path / 'model'}" in done.output
+    monkeypatch.setattr("pier_node.trainer.model.hub.find_spec", lambda _name: None)
+    failed = call("init", tmp_path / "other.toml", "--from", tmp_path / "model")
+    assert failed.exit_code == 1
+    assert "pip install transformers" in " ".join(failed.output.split())
+    assert not (tmp_path / "other.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"model_type": "no_such"}, "no_such"),
+        ({"model_type": "t5"}, "T5Config"),
+        ({"model_type": "gemma3"}, "more than a decoder of text"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
+        ({"num_hidden_layers": 100_000, "layer_types": None}, "more than 4096 layers"),
+        ({"num_attention_heads": "many"}, "Field 'num_attention_heads'"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused(
+    call: Call, tmp_path: Path, changed: dict[str, Any], words: str
+) -> None:
+    made("qwen2", tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **changed}))
+    failed = call("init", tmp_path / "run.toml", "--from", tmp_path / "model")
+    assert failed.exit_code == 1, failed.output
+    assert words in " ".join(failed.output.split())
+    assert not (tmp_path / "run.toml").exists()

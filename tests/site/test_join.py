@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from trainer.hub_cases import made
 
 from pier_node.base.errors import PierError
+from pier_node.config.commented import run_toml
 from pier_node.config.run import RunConfig
 from pier_node.identity.certificates import authority, authority_key, credentials
 from pier_node.identity.node import Identity, Signer, Token
@@ -28,6 +30,8 @@ from pier_node.site.coordinator.link import Enrolment
 from pier_node.site.join import Reception, check_start, find_run, find_site, free_slot
 from pier_node.site.journal import Journal
 from pier_node.site.settings import Settings
+from pier_node.trainer.model.hub import read_config
+from pier_node.trainer.parallel import Parallel
 from pier_node.wire.carrier import HELLO, PROTOCOL, PeerLost, PeerRefused
 from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_node.wire.transport import Transport
@@ -366,3 +370,25 @@ async def test_a_folder_of_another_run_is_not_taken_over(tmp_path: Path) -> None
     (tmp_path / "checkpoints" / "round-00000001").mkdir(parents=True)
     with pytest.raises(PierError, match="already belongs to a run"):
         await find_run(Settings(tmp_path, coordinator="10.0.0.9:7790", token="pierinvite1-abc"))
+
+
+def test_what_a_founder_needs_for_a_model_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "model"
+    made("qwen2", model, vocab_size=256, max_position_embeddings=64)
+    tables = {"model": {**read_config(model).model_dump(exclude_none=True)}}
+    (tmp_path / "run.toml").write_text(run_toml(tables))
+    settings = Settings(tmp_path / "data", run=tmp_path / "run.toml", weights=model)
+    check_start(settings)
+    with pytest.raises(PierError, match="weights of a qwen2") as failed:
+        check_start(replace(settings, weights=None))
+    assert "--from FOLDER" in failed.value.remedy
+    with pytest.raises(PierError, match="--tensor 2 is for Pier's own decoder"):
+        check_start(replace(settings, parallel=Parallel(tensor=2)))
+    for key, value, words in (("context", 128, "reads 64 tokens at most"), ("layers", 9, "model.layers was 9, is 2")):
+        (tmp_path / "run.toml").write_text(run_toml({"model": {**tables["model"], key: value}}))
+        with pytest.raises(PierError, match=words):
+            check_start(settings)
+    (tmp_path / "run.toml").write_text(run_toml(tables))
+    monkeypatch.setattr("pier_node.config.pretrained.find_spec", lambda _name: None)
+    with pytest.raises(PierError, match="is not installed here"):
+        check_start(settings)

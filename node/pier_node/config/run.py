@@ -544,6 +544,8 @@ def _checked(tables: Any, where: str) -> RunConfig:
 
 MOST = 3
 """Most keys that are named; people who changed more know that it is another file."""
+LONGEST = 200
+"""Most characters of a value that are shown."""
 _ABSENT = object()
 
 
@@ -568,4 +570,5 @@ def _changes(key: str, before: Any, now: Any) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    return "not there" if value is _ABSENT else json.dumps(value)
+    text = "not there" if value is _ABSENT else json.dumps(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

@@ -246,17 +246,23 @@ def check_weights(config: RunConfig, settings: Settings, founds: bool) -> None:
         if config.model.transformers and founds:
             raise no_weights(config.model.transformers.kind)
         return
-    if settings.peers or settings.coordinator:
+    if settings.peers:
         raise PierError("--from is for the site that founds a run", "Leave it out: others get the weights from there.")
     from pier_node.trainer.model.hub import read_config
 
     free = {"preset"} if config.model.form == "gpt2" else {"preset", "context"}  # only its positions have weights
-    ours, theirs = (each.model_dump(exclude=free) for each in (config.model, read_config(folder)))
+    found = read_config(folder)
+    ours, theirs = (each.model_dump(exclude=free) for each in (config.model, found))
     if ours != theirs:
         changes = config_changes(json.dumps({"model": ours}), json.dumps({"model": theirs}))
         raise PierError(
             f"the weights in {folder} are of another model than [model] of the run: {changes}",
             f"Write a run.toml for them with: pier-node init --from {folder}",
+        )
+    if found.transformers and config.model.context > found.context:
+        raise PierError(
+            f"model.context = {config.model.context}, but the model in {folder} reads {found.context} tokens at most",
+            f"Set model.context to {found.context} or less before the run begins.",
         )
 
 

@@ -32,6 +32,8 @@ from pier_node.trainer.model import export as own
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.loss import loss_of
 
+SHOWN = 300
+"""Most characters of what transformers says is wrong."""
 UNBOUNDED = 1 << 20
 """Context of a model that names none."""
 
@@ -254,9 +256,9 @@ def _library() -> Any:
 
 
 def _unreadable(where: str, error: Exception) -> PierError:
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    said = " ".join(str(error).split()) or type(error).__name__
     return PierError(
-        f"{where}: transformers cannot use this model: {first}",
+        f"{where}: transformers cannot use this model: {said[:SHOWN]}",
         "Give the folder of a causal language model that this transformers knows, with config.json and *.safetensors; "
         "or train it by a program of your own: docs/program.md.",
     )
