@@ -6,9 +6,11 @@ site holds, which never serves a state to a newcomer (smaps_rollup; Pss counts a
 process needs whatever the model is the same for both models, so the peaks' difference over the difference in parameters
 is what a parameter costs:
 
-- daemon: what the daemon holds by itself, and the vectors that it shares with the trainer;
+- daemon: what the daemon holds by itself, and the vectors that it shares with the trainer, whole: shares of two
+  processes that are looked at one after the other would not add up while one of them unmaps a vector;
 - trainer: what the trainer holds by itself: weights, gradient and moments, and activations;
-- files: pages of files that either has mapped. The kernel takes these back when it needs memory.
+- files: pages of files that either has mapped, AdamW's moments among them. The kernel takes these back when it needs
+  memory.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ SETTINGS: dict[str, Keys] = {
     "overlap": {"overlap": True},
     "int4, 4 fragments, overlap": {"codec": "int4", "fragments": 4, "overlap": True},
 }
-LAYERS = (6, 12)
+LAYERS = (6, 24)
 """Of the two models. Both have enough parameters for workers to train on while a state is written."""
 LOOK_SECONDS = 0.05
 STEPS = 4
@@ -63,18 +65,21 @@ def held_by(processes: Iterable[psutil.Process]) -> Held:
     Args:
         processes: of the site, the daemon last, as `Site.family` has them.
     """
-    parts = [found for it in processes if (found := _rollup(it.pid))]
-    shared, files = (sum(part[kind] for part in parts) for kind in ("Pss_Shmem", "Pss_File"))
-    trainer = sum(part["Pss_Anon"] for part in parts[:-1])
-    return Held(shared + parts[-1]["Pss_Anon"], trainer, files) if parts else Held()
+    parts = [(it.pid, found) for it in processes if (found := _kilobytes(it.pid, "smaps_rollup"))]
+    if not parts:
+        return Held()
+    daemon, files = _kilobytes(parts[-1][0], "status"), sum(part["Pss_File"] for _, part in parts)
+    trainer = sum(part["Pss_Anon"] for _, part in parts[:-1])
+    return Held(daemon.get("RssAnon", 0) + daemon.get("RssShmem", 0), trainer, files)
 
 
-def _rollup(pid: int) -> dict[str, int]:
+def _kilobytes(pid: int, table: str) -> dict[str, int]:
+    """The sizes in a table of a process, in bytes."""
     try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        text = Path(f"/proc/{pid}/{table}").read_text()
     except (FileNotFoundError, ProcessLookupError):  # it has just ended
         return {}
-    return {name: 1024 * int(size) for name, size in re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE)}
+    return {name: 1024 * int(size) for name, size in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
 
 
 def peak(checkout: Path, layers: int, setting: str, rounds: int) -> tuple[int, Held]:

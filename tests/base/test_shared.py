@@ -45,6 +45,19 @@ def test_its_memory_outlives_it_where_it_is_mapped() -> None:
     assert mapped.sum() == 3 * LENGTH
 
 
+def test_one_in_a_file_is_reserved_on_the_disk_and_leaves_nothing_there(tmp_path: Path) -> None:
+    vector = SharedVector(LENGTH, tmp_path)
+    assert Path(vector.path).stat().st_blocks * 512 >= 4 * LENGTH
+    assert not vector.array.any()
+    code = f"from pier_node.base.shared import attach; attach({vector.path!r}, {LENGTH})[7] = 2.5"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert vector.array.sum() == 2.5
+    assert not [*tmp_path.iterdir()]
+    path = vector.path
+    del vector
+    assert SharedVector.scratch(LENGTH).path != path or "memfd:" in str(Path(path).readlink()), "not a spare"
+
+
 def test_an_empty_one() -> None:
     assert SharedVector(0).array.shape == (0,)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import math
@@ -432,6 +433,18 @@ async def test_a_program_that_is_back_does_not_publish_over_what_the_one_before_
             await starting
         actor.die()
     assert told == [True, True, False], "the first one had not published yet"
+
+
+async def test_a_disk_without_room_for_the_moments_is_said_before_anything_starts(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(PierError, match="No space left on device") as caught:
+        play()
+    assert caught.value.remedy.startswith("Free some space")
 
 
 async def test_moments_are_not_published_while_they_are_saved(play: Play) -> None:

@@ -32,6 +32,8 @@ from pier_node.trainer.parallel import Parallel
 
 CHECKPOINT_BYTES = 20
 """Maximum bytes per parameter of a checkpoint: anchor, momentum, AdamW's two moments and the unsent update, in fp32."""
+MOMENTS_BYTES = 8
+"""Bytes per parameter of the moments that a program publishes, which are in files of the data folder."""
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 """One of them is there where a GPU's driver runs, NVIDIA's or AMD's."""
 
@@ -78,7 +80,7 @@ def disk_finding(folder: Path, config: RunConfig, parameters: int, free: int) ->
     kept = [file for name in (CHECKPOINTS, MEANS) for file in (folder / name).rglob("*") if file.is_file()]
     there = sum(file.stat().st_size for file in kept)
     coded = config.outer.codec != "none"
-    each = (KEEP + 1) * (CHECKPOINT_BYTES + FLOAT * coded) + STATE_BYTES * coded
+    each = (KEEP + 1) * (CHECKPOINT_BYTES + FLOAT * coded) + STATE_BYTES * coded + MOMENTS_BYTES
     needed = max(0, each * parameters - there)
     detail = f"checkpoints need {amount(needed)} {'more ' if there else ''}in {folder}; {amount(free)} free"
     values = {"needed_bytes": needed, "free_bytes": free}
@@ -153,7 +155,7 @@ def vectors(config: RunConfig) -> Vectors:
     state = 4 if "sync" in (outer.algorithm, outer.start) else 2
     anchors = outer.algorithm == "noloco" and needs_anchors(outer.noloco)
     fragment = 1 / outer.fragments
-    always: dict[str, float] = {"state": state, "shadow": state, "outbox": 1, "AdamW's moments": 2, "pending": 1}
+    always: dict[str, float] = {"state": state, "shadow": state, "outbox": 1, "pending": 1}
     at_times: dict[str, float] = {"state that is served": state}
     if outer.algorithm == "noloco":
         always["means"] = 2 if anchors else 1

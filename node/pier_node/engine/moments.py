@@ -1,9 +1,14 @@
-"""AdamW's moments in shared memory: a program publishes them there, and they survive its death."""
+"""AdamW's moments in files that daemon and program map: a program publishes them there, and they survive its death.
+
+They are written for checkpoints and read after a death. In between the kernel may have their memory.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector, Vector
 
 Moments = tuple[Vector, Vector, int]
@@ -15,6 +20,7 @@ class SharedMoments:
 
     Args:
         length: 0: the program keeps its optimizer to itself.
+        folder: of the files, which have no names.
         recover: returns replacement moments when a program dies while it publishes them; None: zeros.
 
     Attributes:
@@ -23,10 +29,19 @@ class SharedMoments:
         step: number of AdamW steps behind them.
         torn: the program is publishing them.
         changed: since the program last loaded or published them.
+
+    Raises:
+        PierError: the disk is full or failing.
     """
 
-    def __init__(self, length: int, recover: Callable[[], Moments | None]) -> None:
-        self.first, self.second = SharedVector(length), SharedVector(length)
+    def __init__(self, length: int, folder: Path | None, recover: Callable[[], Moments | None]) -> None:
+        try:
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+            self.first, self.second = SharedVector(length, folder), SharedVector(length, folder)
+        except OSError as error:
+            problem = f"cannot reserve room for the optimizer's moments in {folder}: {error}"
+            raise PierError(problem, "Free some space there and start again.") from error
         self.step, self.torn, self.changed = 0, False, True
         self._recover = recover
 

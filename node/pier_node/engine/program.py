@@ -158,7 +158,7 @@ class Program:
         self.outbox = SharedVector(0)
         self.recover_moments: Callable[[], Moments | None] = lambda: None
         self.publishes_moments = True
-        self._moments = SharedMoments(0, lambda: None)
+        self._moments = SharedMoments(0, None, lambda: None)
         self._opened, self._has_opened = messages.Opened(0, 0), asyncio.Event()
         self._place: messages.Attached | None = None
         self._placed = self._ready = False
@@ -255,12 +255,15 @@ class Program:
             slot, slots: it trains on part `slot` of `slots` of the data.
             folder: where it may keep files.
             view: returns how the run stands, which the program may ask.
+
+        Raises:
+            PierError: there is no room for the moments on the disk of the folder.
         """
         self._view = view
         length = Layout.of_run(config).length
         self.outbox = SharedVector(length)
         if config.program is None:
-            self._moments = SharedMoments(length, lambda: self.recover_moments())
+            self._moments = SharedMoments(length, folder, lambda: self.recover_moments())
         self._place = messages.Attached(
             outbox=self.outbox.path,
             table=self._table.path,
