@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from pier_node.config.run import ModelSection, RunConfig
 from pier_node.trainer import devices
 from pier_node.trainer.data.corpus import Windows, open_corpus
+from pier_node.trainer.data.prefetch import Prefetch
 from pier_node.trainer.model.initial import initial_weights
 from pier_node.trainer.replica import Replica
 
@@ -105,10 +106,11 @@ def piers(config: RunConfig, windows: Windows, device: torch.device = CPU) -> Tu
     """What a worker of a site does."""
     replica = Replica(config, device, workers=1)
     replica.load_weights(initial_weights(config.model, config.run.seed))
+    batches, sequences = Prefetch(windows.batch, device), config.inner.batch_size
 
     def turn(first: int, end: int) -> None:
         for step in range(first, end):
-            replica.train(step, windows.batch(step, config.inner.batch_size), config.inner.batch_size)
+            replica.train(step, batches.rows(step, sequences), sequences)
 
     return turn
 

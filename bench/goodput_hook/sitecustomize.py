@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # each process imports what it would import anyway, and no mo
     from pier_node.config.run import RunConfig
     from pier_node.outer.schedule import RoundPlan
     from pier_node.trainer.data.corpus import Batch
+    from pier_node.trainer.data.prefetch import Rows
     from pier_node.trainer.replica import Replica
 
 
@@ -27,7 +28,7 @@ def pace(kind: type[Replica], seconds: float) -> None:
     """Let an inner step take so long, if it takes less."""
     train = kind.train
 
-    def paced(self: Replica, step: int, rows: Batch, sequences: int) -> Tensor:
+    def paced(self: Replica, step: int, rows: Rows | Batch, sequences: int) -> Tensor:
         over = time.monotonic() + seconds
         loss = train(self, step, rows, sequences)
         select([], [], [], max(0.0, over - time.monotonic()))  # time.sleep fails under libfaketime: bench/chaos.py

@@ -22,6 +22,7 @@ from pier_node.outer.inner_optimizer import Moments, take_step
 from pier_node.trainer import devices
 from pier_node.trainer.command import Workers, own_trainer
 from pier_node.trainer.data.corpus import SiteData, Windows
+from pier_node.trainer.data.prefetch import Prefetch
 from pier_node.trainer.model import loss as loss_module
 from pier_node.trainer.model.cost import CHUNK
 from pier_node.trainer.model.decoder import Decoder
@@ -46,6 +47,12 @@ async def trainer(configure: Configure, tmp_path: Path) -> AsyncIterator[Program
     await program.start()
     yield program
     await program.stop()
+
+
+def test_batches_wait_in_pinned_memory(cuda: torch.device, windows: Windows) -> None:
+    for found, expected in zip(Prefetch(windows.batch, cuda).rows(0, BATCH), windows.batch(0, BATCH), strict=True):
+        assert found.is_pinned()
+        assert found.numpy().tolist() == expected.tolist()
 
 
 def _trained(config: RunConfig, device: torch.device, weights: SharedVector, windows: Windows, steps: int) -> Replica:

@@ -30,6 +30,7 @@ from pier_node.outer.inner_optimizer import Moments, gradient_norm, take_step
 from pier_node.outer.layout import Layout
 from pier_node.trainer import devices
 from pier_node.trainer.data.corpus import Batch
+from pier_node.trainer.data.prefetch import Rows
 from pier_node.trainer.data.tokens import Tokenizer, document_separator, pieces, printable
 from pier_node.trainer.model.decoder import Decoder, stream
 from pier_node.trainer.model.evaluate import Losses, row_losses, summed_losses
@@ -183,7 +184,7 @@ class Replica:
         gradients = ((name, parameter.grad) for name, parameter in self._parameters.items())
         self._vectors.put(flat.numpy(), {name: gradient for name, gradient in gradients if gradient is not None})
 
-    def gradient(self, rows: Batch, sequences: int) -> Tensor:
+    def gradient(self, rows: Rows | Batch, sequences: int) -> Tensor:
         """Compute the gradient of the mean loss over the site's `sequences`; return the loss, on the device.
 
         Args:
@@ -195,8 +196,8 @@ class Replica:
             self.gradient_norm = gradient_norm(self._parameters)
         return loss
 
-    def _backward(self, rows: Batch, sequences: int) -> Tensor:
-        inputs, targets = (torch.from_numpy(part).to(self._device) for part in rows)
+    def _backward(self, rows: Rows | Batch, sequences: int) -> Tensor:
+        inputs, targets = (torch.as_tensor(part).to(self._device, non_blocking=True) for part in rows)
         loss = mean_gradient(self._trained, inputs, targets, sequences, self._inner, self._bf16, self.shares)
         for parameter in self._parameters.values():
             gradient = parameter.grad
@@ -206,7 +207,7 @@ class Replica:
                 parameter.grad = gradient.redistribute(placements=parameter.placements)  # norms of divided positions
         return loss
 
-    def train(self, step: int, rows: Batch, sequences: int) -> Tensor:
+    def train(self, step: int, rows: Rows | Batch, sequences: int) -> Tensor:
         """Do inner step `step`, counted over the whole run; returns the loss, on the device."""
         loss = self._backward(rows, sequences)
         self.gradient_norm = take_step(self._parameters, Moments(*self._moments, self.adam_step), step, self._inner)

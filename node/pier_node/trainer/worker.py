@@ -50,6 +50,7 @@ from pier_node.outer.layout import Layout
 from pier_node.trainer import devices
 from pier_node.trainer.command import Setup
 from pier_node.trainer.data.corpus import Batch, Corpus, Windows, open_corpus, share
+from pier_node.trainer.data.prefetch import Prefetch
 from pier_node.trainer.data.tokens import Tokenizer, check_vocab, open_tokenizer
 from pier_node.trainer.model.cost import chosen, flops_per_token
 from pier_node.trainer.parallel import DDP, Parallel
@@ -114,6 +115,7 @@ class Worker:
         link.send(self._ready())
         corpus = open_data(config, self._setup, place, link, ranks.own)
         self._windows = Windows(corpus, config.model.context, config.run.seed, self._setup.node)
+        self._batches = Prefetch(self._rows, self.device)
         link.send(messages.Opened(len(corpus.train), len(corpus.validation)))
         self._parallel.check(config, ranks.count)
         self._replica = Replica(config, self.device, ranks.count, self._parallel)
@@ -139,7 +141,7 @@ class Worker:
         Returns this worker's share of the tokens, the loss, and the norm of the gradient before clipping.
         """
         replica, sequences, self._steps = self._replica, self._job.sequences, index + 1
-        rows = self._rows(index, sequences)
+        rows = self._batches.rows(index, sequences)
         if self._job.publish == "gradient":
             loss = replica.gradient(rows, sequences)
         else:
