@@ -56,6 +56,8 @@ class Schedule:
     calm: float = 0.0
     """Seconds within which the first round is waited for before time counts for faults."""
     paces: dict[str, float] = field(default_factory=dict)
+    large: bool = False
+    """Workers train on while a result is written, as with a large model."""
 
     def without(self, number: int) -> Self:
         """Less one fault."""
@@ -65,6 +67,7 @@ class Schedule:
         outer = self.config.outer
         ways = {key: getattr(outer, key) for key in ("algorithm", "start", "overlap", "fragments", "codec")}
         told = ", ".join(f"{key} {value}" for key, value in ways.items())
+        told += ", large" * self.large
         head = f"seed {self.seed}: {len(self.names)} sites, founder {self.founder}, {told}, {self.weather}"
         return "\n".join([head, *map(str, self.faults)])
 
@@ -84,6 +87,7 @@ def drawn(seed: int, pairs: bool = False) -> Schedule:
         founder=dice.choice(names),
         calm=dice.choice([0.0, 300.0, 300.0, 300.0, 300.0]),
         paces={name: 0.2 + dice.random() for name in names},
+        large=dice.random() < 0.5,
     )
 
 

@@ -24,7 +24,7 @@ from simulation.world import World
 
 from pier_node.config.run import RunConfig
 from pier_node.outer.schedule import synced
-from pier_node.site import membership
+from pier_node.site import membership, training
 
 T = TypeVar("T")
 MEMORY = Path("/dev/shm")
@@ -117,6 +117,7 @@ def _doubled(world: World, level: int) -> Iterator[None]:
         for module, doubles in DOUBLES.items():
             for name, double in doubles.items():
                 stack.enter_context(patch.object(module, name, double))
+        stack.enter_context(patch.object(training, "LARGE", 0 if world.schedule.large else training.LARGE))
         stack.enter_context(patch.object(secrets, "token_bytes", lambda count=32: dice.randbytes(count)))
         stack.enter_context(patch.object(time, "time", world.clock))
         stack.enter_context(patch.object(RunConfig, "canonical", lambda _config: canonical))
