@@ -147,6 +147,10 @@ def test_a_model_that_transformers_knows_comes_with_its_config_and_layout(
     assert section.context == 1024  # not all that it could read
     assert (section.vocab_size, section.dim, section.heads, section.kv_heads, section.layers) == (61, 32, 4, 2, 2)
     assert f"--from {tmp_path / 'model'}" in done.output
+    assert load(tmp_path / "run.toml").inner.micro_batch == 0
+    made("qwen2", tmp_path / "words", max_position_embeddings=4096, vocab_size=1 << 16)
+    assert call("init", tmp_path / "words.toml", "--from", tmp_path / "words").exit_code == 0
+    assert load(tmp_path / "words.toml").inner.micro_batch == 1  # of logits there would be gigabytes
     monkeypatch.setattr("pier_node.trainer.model.hub.find_spec", lambda _name: None)
     failed = call("init", tmp_path / "other.toml", "--from", tmp_path / "model")
     assert failed.exit_code == 1

@@ -134,7 +134,8 @@ def init(path: Path, wanted: Wanted, force: bool) -> str:
     if wanted.weights is None:
         tables["model"] = {"preset": wanted.preset} if wanted.preset else {}
     else:
-        tables |= _tables_of(wanted.weights)
+        for section, keys in _tables_of(wanted.weights).items():
+            tables[section] = {**tables.get(section, {}), **keys}
         how += f" --from {wanted.weights}"
     outer, why = choice(tables["inner"]["total_steps"], OuterSection().inner_steps)
     tables["outer"], told = {**outer}, ""
@@ -155,14 +156,19 @@ def init(path: Path, wanted: Wanted, force: bool) -> str:
 
 
 def _tables_of(weights: Path) -> dict[str, dict[str, Any]]:
+    from pier_node.trainer.model.cost import CHUNK
     from pier_node.trainer.model.hub import read_config
 
     tokenizer = weights / "tokenizer.json"
     model = read_config(weights)
     if model.form != "gpt2":  # rotary positions: a run may train on shorter sequences than the model can read
         model = model.model_copy(update={"context": min(model.context, LONGEST)})
-    data = {"data": {"tokenizer": str(tokenizer.absolute())}} if tokenizer.exists() else {}
-    return {"model": model.model_dump(exclude_none=True), **data}
+    tables: dict[str, dict[str, Any]] = {"model": model.model_dump(exclude_none=True)}
+    if tokenizer.exists():
+        tables["data"] = {"tokenizer": str(tokenizer.absolute())}
+    if model.transformers and model.context * model.vocab_size > CHUNK:  # it has no loss in chunks
+        tables["inner"] = {"micro_batch": 1}
+    return tables
 
 
 def _start(path: Path) -> str:

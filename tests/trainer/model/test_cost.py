@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from trainer.hub_cases import made
 
 from bench.device_memory import case, counted
 from pier_node.config.presets import PRESETS
-from pier_node.config.run import ModelSection
+from pier_node.config.run import ModelSection, RunConfig
 from pier_node.trainer.model.cost import (
     chosen,
     device_bytes,
@@ -16,6 +19,7 @@ from pier_node.trainer.model.cost import (
     training_bytes,
 )
 from pier_node.trainer.model.decoder import Decoder
+from pier_node.trainer.model.hub import read_config
 from pier_node.trainer.parallel import Parallel
 
 
@@ -44,6 +48,18 @@ def test_experts_of_hdee(width: int, vocabulary: int, giga: float) -> None:
     sizes = {"dim": 768, "layers": 12, "heads": 12, "kv_heads": 12, "ffn_dim": width, "context": 1024}
     model = ModelSection.model_validate({**sizes, "vocab_size": vocabulary, "tie_embeddings": False})
     assert flops_per_token(model) / 1e9 == pytest.approx(giga, abs=5e-4)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_of_transformers_costs_what_the_same_decoder_does(tied: bool, tmp_path: Path) -> None:
+    """A Mistral whose window is as long as its context is a Llama."""
+    made("mistral", tmp_path, sliding_window=None, tie_word_embeddings=tied)
+    theirs = read_config(tmp_path)
+    ours = ModelSection.model_validate({**theirs.model_dump(exclude={"transformers"}), "form": "llama"})
+    assert flops_per_token(theirs) == flops_per_token(ours)
+    for parallel in (Parallel("ddp"), Parallel("fsdp", checkpointing="full")):
+        bytes_of = [device_bytes(RunConfig(model=each), parallel, 2, bf16=True) for each in (theirs, ours)]
+        assert bytes_of[0] == bytes_of[1] > 0
 
 
 def test_it_agrees_with_what_torch_counts_in_the_matrix_products(config: ModelSection) -> None:

@@ -129,10 +129,11 @@ def import_weights(folder: Path) -> tuple[ModelSection, Tensor]:
     config = read_config(folder)
     if config.transformers is None:
         return own.import_weights(folder)
+    library, about = _library(), _config(config.transformers.content, str(folder))
     try:
-        whole, report = _library().AutoModelForCausalLM.from_pretrained(
+        whole, report = library.AutoModelForCausalLM.from_pretrained(
             folder,
-            torch_dtype=torch.float32,
+            config=about,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
@@ -167,6 +168,7 @@ def export(config: ModelSection, flat: Tensor, folder: Path, tokenizer: str) -> 
         model.save(part)
         (part / "config.json").unlink()
         for file in part.iterdir():
+            file.chmod((folder / own.MARK).stat().st_mode)  # safetensors makes files for their owner only
             file.replace(folder / file.name)
         part.rmdir()
         (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n")
@@ -183,17 +185,18 @@ _PRECISION = ("dtype", "torch_dtype")
 
 def _section(folder: Path, content: Mapping[str, Any]) -> ModelSection:
     """The [model] section of a model that transformers builds. Raises PierError."""
-    kept = plain(content)
     if "quantization_config" in content:
         raise PierError(f"{folder}: the weights are quantized", "Give a folder with weights in bf16, fp16 or fp32.")
+    kept = plain(content)
     whole = _built(kept, str(folder))
     config, parameters = whole.config, dict(whole.named_parameters())
+    tied = dict(whole.named_parameters(remove_duplicate=False))
     if config.get_text_config() is not config or config.is_encoder_decoder:
         raise PierError(
             f"{folder}: {type(whole).__name__} is more than a decoder of text",
             "Give the folder of a causal language model, or train it by a program of your own: docs/program.md.",
         )
-    if other := sorted({*whole.state_dict()} - {name for name, _ in whole.named_parameters(remove_duplicate=False)}):
+    if other := sorted({*whole.state_dict()} - tied.keys()):
         raise PierError(
             f"{folder}: {other[0]} is no parameter: sites do not exchange it",
             "Train this model by a program of your own: docs/program.md.",
@@ -208,7 +211,7 @@ def _section(folder: Path, content: Mapping[str, Any]) -> ModelSection:
         "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
         "ffn_dim": getattr(config, "intermediate_size", None) or 4 * width,
         "context": getattr(config, "max_position_embeddings", None) or UNBOUNDED,
-        "tie_embeddings": bool(whole.all_tied_weights_keys),
+        "tie_embeddings": len(tied) > len(parameters),
     }
     tensors = described((name, tuple(it.shape)) for name, it in parameters.items())
     section = {"config": json.dumps(kept), "tensors": tensors}
@@ -217,16 +220,25 @@ def _section(folder: Path, content: Mapping[str, Any]) -> ModelSection:
 
 def _built(content: Mapping[str, Any], where: str) -> Any:
     """The model of a config.json, in evaluation mode, with parameters on the meta device. Raises PierError."""
-    library = _library()
-    about = {key: copy.deepcopy(value) for key, value in content.items() if key not in _PRECISION}
+    config = _config(content, where)
     try:
+        with _parameters_on_meta():
+            return _library().AutoModelForCausalLM.from_config(config, trust_remote_code=False).eval()
+    except Exception as error:  # of transformers, which has no class of its own for them
+        raise _unreadable(where, error) from error
+
+
+def _config(content: Mapping[str, Any], where: str) -> Any:
+    """A config.json as transformers takes it, which leaves the precision to what is stored. Raises PierError."""
+    library = _library()
+    try:
+        about = {key: copy.deepcopy(content[key]) for key in content if key not in _PRECISION}
         config = library.AutoConfig.for_model(**about)
         if (getattr(config, "num_hidden_layers", None) or 0) > TENSORS:
             raise ValueError(f"it has more than {TENSORS} layers")
-        with _parameters_on_meta():
-            return library.AutoModelForCausalLM.from_config(config, trust_remote_code=False).eval()
     except Exception as error:  # of transformers, which has no class of its own for them
         raise _unreadable(where, error) from error
+    return config
 
 
 @contextmanager
