@@ -6,11 +6,13 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from processes.coordinated import Coordinated
 from processes.run import CORPUS
 from processes.site import PROGRAM, Site, wait_until
 from transformers import (
@@ -24,6 +26,8 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+from pier_node.trainer.model.hub import read_config
 
 pytestmark = pytest.mark.processes
 
@@ -91,6 +95,39 @@ def test_two_sites_go_on_from_a_model_that_only_the_founder_has(tmp_path: Path, 
     measured = pier_node("evaluate", "--json", "--data", second.folder, *data[:2])
     assert 0 < json.loads(measured)["loss"] < 10
     assert "Pier" in pier_node("generate", "--data", second.folder, "--tokens", "3", "Pier")
+
+
+def _has_begun(site: Site) -> bool:
+    return "Starting at round" in site.output or not site.running
+
+
+def test_with_a_coordinator_the_first_site_brings_the_weights(tmp_path: Path) -> None:
+    before, folder = made("llama"), tmp_path / "model"
+    before.save_pretrained(folder)
+    tables: dict[str, dict[str, Any]] = {
+        "model": {**read_config(folder).model_dump(exclude_none=True), "context": 64},
+        "inner": {"total_steps": 4, "warmup_steps": 0, "lr": 1e-9, "min_lr": 0.0, "weight_decay": 0.0},
+        "outer": {"start": "none", "inner_steps": 2},
+    }
+    run = Coordinated(tmp_path, 2, "grpc", tables)
+    try:
+        run.start()
+        for site in run.sites:
+            site.command += ["--from", str(folder)]
+            run.invite(site)
+            site.start()
+            wait_until("its place", partial(_has_begun, site))
+        for site in run.sites:
+            assert site.ended() == 0, site.output
+        first, second = run.sites
+        assert f"The run starts from the weights in {folder}." in first.output
+        assert f"the weights in {folder} are not used" in second.output
+        pier_node("export", tmp_path / "out", "--data", second.folder)
+    finally:
+        run.kill()
+    after = LlamaForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    for name, tensor in before.state_dict().items():
+        torch.testing.assert_close(after[name], tensor, atol=1e-6, rtol=0, msg=name)
 
 
 def test_the_weights_of_another_model_are_refused(tmp_path: Path, sites: list[Site]) -> None:
