@@ -140,6 +140,46 @@ async def _note(sites: list[int], count: int) -> None:
     sites.append(count)
 
 
+@pytest.mark.parametrize(
+    ("lags", "warnings"),
+    [([0, 0], 0), ([9], 0), ([9, 4, 1, 0], 0), ([3, 3], 1), ([3, 4, 4], 2), ([2, 0, 2], 0)],
+    ids=str,
+)
+def test_a_line_on_which_states_are_out_of_date_again_and_again_is_told(
+    lags: list[int], warnings: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not told while each state that was fetched is nearer to the others' than the one before."""
+
+    class All:
+        state = begin()
+
+        def sources(self) -> list[str]:
+            return ["other"]
+
+        def trust(self) -> None: ...
+
+        async def adopt(self, state: OuterState, _proof: object) -> None:
+            self.state = state
+
+    async def fetched(_sources: object, fetch: Callable[[list[str]], Awaitable[Fetched]]) -> Fetched:
+        return Fetched(outer_state(["other"], round=rounds.state.round + 10))
+
+    async def main() -> None:
+        for lag in lags:
+            front = rounds.state.round + 10 + lag
+            roster.lead = [["other"]] if lag else [[]]
+            roster.said = {"other": Pulse(phase=Phase.PHASE_TRAINING, round=front)}
+            await agreement.fetch()
+
+    monkeypatch.setattr("pier_node.rounds.catch_up.persist", fetched)
+    carrier: Any = Carrier()
+    rounds: Any = All()
+    roster: Any = Roster()
+    agreement = OfAll(rounds, Peers(carrier, roster, LENGTH))
+    run(main())
+    assert len([it for it in caplog.messages if "if this goes on" in it]) == warnings
+
+
 @pytest.mark.parametrize(("inner_step", "left"), [(12, 4), (14, 2), (16, 0), (0, 4)])
 def test_an_overtaken_site_does_the_steps_that_those_in_front_have_left(inner_step: int, left: int) -> None:
     """It has taken round 1, and joins them in round 4: inner steps 12 to 16."""

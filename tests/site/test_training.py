@@ -162,16 +162,6 @@ def test_who_has_caught_up_says_at_once_for_which_round_it_trains(
     assert told == [(3, 4)]
 
 
-@pytest.mark.parametrize(("ahead", "warnings"), [([], 0), (["other"], 1)])
-def test_a_line_on_which_a_state_takes_longer_than_a_round_is_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ahead: list[str], warnings: int
-) -> None:
-    caught_up_with(monkeypatch, later(1, 50.0))
-    Site(local(2), Rounds(begin(), Behind(["other"])), Roster([[], ["other"], ahead], AHEAD)).run()
-    told = [it for it in caplog.messages if "committed another round" in it]
-    assert len(told) == warnings
-
-
 def test_what_is_in_the_new_state_already_is_not_brought_again(monkeypatch: pytest.MonkeyPatch) -> None:
     caught_up_with(monkeypatch, later(1, 50.0, me=40))
     site = Site(local(2), Rounds(begin(), Behind(["other"])), Roster([[], ["other"], ["other"]], AHEAD))
