@@ -12,7 +12,7 @@ import numpy as np
 
 from pier_node.base.shared import Vector
 from pier_node.outer.codec import Codec, of_means
-from pier_node.outer.mean import Update, relative_weights, weighted_mean
+from pier_node.outer.mean import Update, Values, relative_weights, weighted_mean
 from pier_node.rounds.reduce import CHUNK
 
 
@@ -44,7 +44,7 @@ def _average(updates: Sequence[Update], part: slice, owner: Update, codec: Codec
     mean[part] = decoded
 
 
-def _sent(values: Vector, error: Vector | None, part: slice, codec: Codec) -> Vector:
+def _sent(values: Vector, error: Values | None, part: slice, codec: Codec) -> Vector:
     decoded = codec.decode(codec.encode(values), len(values))
     if error is not None:
         error[part] = values - decoded

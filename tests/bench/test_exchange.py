@@ -7,7 +7,8 @@ from simulation.virtual_time import run
 
 from bench.exchange import exchanged
 from pier_node.outer.codec import CODECS
-from pier_node.outer.mean import Update
+from pier_node.outer.codec.interface import Rounded
+from pier_node.outer.mean import Update, Values
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -32,15 +33,18 @@ def test_it_is_what_the_members_of_a_round_compute(name: str, monkeypatch: pytes
             np.testing.assert_array_equal(real.errors[node], errors[node])
 
 
+@pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("name", ["bf16", "int8", "int4", "topk", "topk2"])
-def test_error_feedback_brings_all_of_it_in_the_end(name: str) -> None:
+def test_error_feedback_brings_all_of_it_in_the_end(name: str, rounded: bool) -> None:
     """The sum of what arrives stays within a bounded distance of the sum of what was sent."""
     parts = list(vectors("ab", 4096).values())
-    residuals = [np.zeros(4096, np.float32) for _ in parts]
+    residuals: list[Values] = [np.zeros(4096, np.float32) for _ in parts]
     arrived, distances = np.zeros(4096), list[float]()
     for number in range(1, 401):
-        offers = [part + residual for part, residual in zip(parts, residuals, strict=True)]
-        sent = [Update(offer, 1, np.zeros_like(offer)) for offer in offers]
+        sent = [
+            Update(part, 1, Rounded(np.zeros(4096, np.uint16)) if rounded else np.zeros(4096, np.float32), residual)
+            for part, residual in zip(parts, residuals, strict=True)
+        ]
         arrived += exchanged(sent, CODECS[name])
         residuals = [update.error for update in sent if update.error is not None]
         wanted = number * (parts[0] + parts[1]) / 2

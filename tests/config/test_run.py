@@ -272,8 +272,9 @@ def test_a_top_k_goes_without_outer_momentum_unless_the_file_says_otherwise(
 
 
 def test_keys_of_error_feedback_leave_the_hash_as_it_was(tmp_path: Path) -> None:
-    named = read(tmp_path, "[outer]\ndensity = 64\nerror_decay = 1.0")
+    named = read(tmp_path, '[outer]\ndensity = 64\nerror_decay = 1.0\nresidual = "fp32"')
     assert named.hash() == RunConfig().hash()
     other = read(tmp_path, '[outer]\ncodec = "topk"\ndensity = 128\nerror_decay = 0.95')
     assert from_canonical(other.canonical()) == other
     assert other.hash() != read(tmp_path, '[outer]\ncodec = "topk"').hash()
+    assert read(tmp_path, '[outer]\nresidual = "bf16"').hash() != RunConfig().hash()

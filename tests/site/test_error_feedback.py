@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from rounds.cases import fp32, shared
+from rounds.cases import fp32, outer_state, shared
 
 from pier_node.outer.schedule import span
+from pier_node.rounds.state_store import Checkpoint, StateStore
 from pier_node.site.error_feedback import UnsentUpdate
 
 LENGTH = 7
@@ -113,3 +116,36 @@ def test_old_errors_fade() -> None:
     assert update.sent().tolist() == [5.0, 3.0]
     assert update.norm == np.float32(np.sqrt(34))
     assert unsent.offer(slice(0, 2), 5).sent().tolist() == [5.0, 3.0], "once, however often it is offered"
+
+
+def test_a_residual_in_bf16_is_offered_as_it_was_rounded_also_after_a_restart(tmp_path: Path) -> None:
+    unsent = UnsentUpdate(LENGTH, 2, lossy=True, rounded=True)
+    unsent.learn(constant(4), constant(0), 10)
+    part = span(LENGTH, 2, 1)
+    update = unsent.offer(part, 10)
+    assert update.error is not None
+    update.error[:] = fp32(1 + 2**-8, 2, 3, 0.1)
+    unsent.taken(1)
+    unsent.learn(constant(1), constant(0), 10)
+    expected = [1.0 + 1, 2 + 1, 3 + 1, 0.10009765625 + 1]
+    assert unsent.offer(part, 10).sent().tolist() == expected
+    assert unsent.residual is not None
+    assert len(unsent.residual.array) == (LENGTH + 1) // 2, "half the memory"
+
+    store = StateStore(tmp_path, bytes(32))
+    store.save(Checkpoint(outer_state(["a"]), pending=unsent.delta, pending_tokens=(20, 10), residual=unsent.residual))
+    saved, again = store.newest(), UnsentUpdate(LENGTH, 2, lossy=True, rounded=True)
+    assert saved
+    again.restore(saved.pending, saved.pending_tokens, saved.residual)
+    for it in (slice(0, LENGTH), part):
+        assert again.offer(it, 10).sent().tobytes() == unsent.offer(it, 10).sent().tobytes()
+    again.forget()
+    assert not again.offer(slice(0, LENGTH), 10).sent().any()
+
+
+def test_a_residual_in_bf16_that_was_sent_before_a_restart_is_dropped() -> None:
+    unsent = UnsentUpdate(LENGTH, 2, lossy=True, rounded=True)
+    unsent.offer(slice(0, LENGTH), 5).error[:] = 1.0  # type: ignore[index]
+    unsent.taken(0)
+    unsent.taken(1)
+    assert unsent.offer(slice(0, LENGTH), 5).sent().tolist() == [1.0] * 3 + [0.0] * 4

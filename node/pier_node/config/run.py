@@ -358,6 +358,8 @@ class OuterSection(Section):
     """A top-k codec sends one value in this many."""
     error_decay: Annotated[float, Field(gt=0, le=1), LATER] = 1.0
     """The part of what a codec dropped that is sent later; below 1, old errors are forgotten."""
+    residual: Annotated[Literal["fp32", "bf16"], LATER] = "fp32"
+    """How a site keeps what a codec dropped: bf16 takes half the memory."""
     robust: Literal["none", "trimmed"] = "none"
     """With `trimmed`, each place of the mean uses the middle third of the tokens, whatever the others send."""
     max_weight: Annotated[float, Field(ge=1, le=SITES)] = 2.0

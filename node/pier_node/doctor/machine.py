@@ -25,6 +25,7 @@ from pier_node.gossip.exchange import HELD
 from pier_node.outer.layout import Layout
 from pier_node.outer.noloco import needs_anchors
 from pier_node.rounds.means import MEANS, STATE_BYTES
+from pier_node.rounds.prediction import mean_bytes
 from pier_node.rounds.state_store import CHECKPOINTS, KEEP
 from pier_node.site.settings import Settings
 from pier_node.trainer.model.cost import STATE, USABLE, chosen, device_bytes
@@ -123,6 +124,7 @@ def forgets_idle_lines() -> bool:
 
 
 FLOAT = 4
+CODES = "mean as it travels"
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -165,9 +167,12 @@ def vectors(config: RunConfig) -> Vectors:
         at_times["anchors of partners"] = HELD
     (always if outer.overlap or outer.fragments > 1 else at_times)["start from pending"] = 1
     if outer.codec != "none":
-        always |= {"residual": 1, "error": fragment}
+        each = 0.5 if outer.residual == "bf16" else 1
+        always |= {"residual": each, "error": each * fragment}
         if outer.algorithm == "noloco":
             always["update"] = 1
+        else:
+            always[CODES] = mean_bytes(config, config.run.sites) / FLOAT * fragment
     return Vectors(always, at_times)
 
 

@@ -25,7 +25,7 @@ from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import Buffer, Vector
 from pier_node.base.tasks import cancel_and_wait, first_of
 from pier_node.outer.codec import BadCode, Codec
-from pier_node.outer.mean import norm_limit
+from pier_node.outer.mean import Values, norm_limit
 from pier_node.outer.state import OuterState
 from pier_node.rounds.reduce import CHUNK, NO_DATA, Meter, send
 from pier_node.rounds.roster import Roster
@@ -76,7 +76,7 @@ class Lane:
     mean: Vector
     held: Vector | None = None
     wanted: bool = True
-    error: Vector | None = None
+    error: Values | None = None
 
 
 class Swap:
@@ -223,7 +223,7 @@ class Swap:
         data = self._codec.encode(values)
         decoded = self._codec.decode(data, len(values))
         if lane.error is not None:
-            np.subtract(values, decoded, out=lane.error[part])
+            lane.error[part] = values - decoded
         return data, decoded
 
     async def _work(self, work: Callable[[], T]) -> T:

@@ -311,7 +311,7 @@ class Pairs:
         state, ledger, rates = self.state, self._ledger_with(update, number), self._tools.rates
         means = [update.vector]
         if update.error is not None:  # left by a failed meeting; now nothing is dropped
-            update.error.fill(0)
+            update.error[:] = 0.0
         with span("outer step"):
             step = asyncio.to_thread(advance_pair, state, number, [self.node], means, ledger, rates)
             shadow = await run_to_end(step)

@@ -38,6 +38,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
@@ -257,6 +258,16 @@ NORM_LIMIT = 100.0
 ONE = np.float32(1)
 
 
+class Values(Protocol):
+    """fp32 values, in a vector or in fewer bytes (`Rounded`); shape [n]."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> Vector: ...
+
+    def __setitem__(self, part: slice, values: Vector | float, /) -> None: ...
+
+
 @dataclass(frozen=True)
 class Update:
     """A vector of the length that the round syncs, with its weight in tokens.
@@ -270,8 +281,8 @@ class Update:
 
     vector: Vector
     tokens: int
-    error: Vector | None = None
-    residual: Vector | None = None
+    error: Values | None = None
+    residual: Values | None = None
     decay: np.float32 = ONE
 
     def sent(self, part: slice = slice(None)) -> Vector:

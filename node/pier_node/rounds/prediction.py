@@ -17,9 +17,15 @@ def exchange_bytes(config: RunConfig, parameters: int, sites: int) -> float:
     used = codec(config.outer.codec, config.outer.density)
     if config.outer.algorithm == "noloco":
         return used.size(CHUNK) / CHUNK * parameters
+    size = used.size(CHUNK) / CHUNK + mean_bytes(config, sites)
+    return size * parameters * (sites - 1) / sites
+
+
+def mean_bytes(config: RunConfig, sites: int) -> float:
+    """Bytes per element of a mean as it travels."""
+    used = codec(config.outer.codec, config.outer.density)
     means = of_means(used, sites, CHUNK)
-    size = used.size(CHUNK) + (means.size(CHUNK) if means else sites * used.size(CHUNK))
-    return size / CHUNK * parameters * (sites - 1) / sites
+    return (means.size(CHUNK) if means else sites * used.size(CHUNK)) / CHUNK
 
 
 def share_of_compute(config: RunConfig, compute: float, exchange: float) -> float:

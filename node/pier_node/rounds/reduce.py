@@ -304,7 +304,7 @@ class Reduction:
         values = self._update.sent(part)
         coded = self._part(self._codec.encode(values), len(values))
         if (error := self._update.error) is not None:
-            np.subtract(values, coded.values, out=error[part])
+            error[part] = values - coded.values
         return coded
 
     def _average(self, part: slice, parts: Mapping[str, Part]) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pier_node.base.shared import SharedVector, Vector
-from pier_node.outer.mean import Update
+from pier_node.outer.codec.interface import Rounded
+from pier_node.outer.mean import Update, Values
 from pier_node.outer.schedule import span
 from pier_node.outer.state import PIECE
 
@@ -23,19 +24,22 @@ class UnsentUpdate:
         fragments: number of fragments; each is taken on its own.
         lossy: whether the codec leaves a residual.
         decay: the part of the residual that is offered again; less than 1 forgets old errors (arXiv 2508.15706).
+        rounded: keep the residual as bf16.
 
     Attributes:
         delta: Δ, shape [parameters]; zero where there are no tokens.
         tokens: tokens that each fragment's Δ was trained on, one number per fragment.
-        residual: what the codec has lost of updates so far, shape [parameters]; None with a lossless codec.
+        residual: what the codec has lost of updates so far, shape [parameters], or half of that if it is rounded, with
+            two bf16 in the place of an fp32; None with a lossless codec.
     """
 
-    def __init__(self, length: int, fragments: int, lossy: bool, decay: float = 1.0) -> None:
+    def __init__(self, length: int, fragments: int, lossy: bool, decay: float = 1.0, *, rounded: bool = False) -> None:
         self.delta = SharedVector(length)
         self.tokens = [0] * fragments
-        self.residual = SharedVector(length) if lossy else None
+        self._rounded = rounded
+        self.residual = SharedVector((length + 1) // 2 if rounded else length) if lossy else None
         self._decay = np.float32(decay)
-        self._offered: tuple[slice, Vector | float] | None = None
+        self._offered: tuple[slice, Values] | None = None
 
     def restore(self, delta: SharedVector | None, tokens: Sequence[int], residual: SharedVector | None) -> None:
         """Restore the values from a checkpoint."""
@@ -65,9 +69,13 @@ class UnsentUpdate:
         source = self.delta.array[part] if vector is None else vector
         if self.residual is None:
             return Update(source, tokens)
-        error = np.zeros_like(source)
+        length = len(source)
+        error: Values = Rounded(np.zeros(length, np.uint16)) if self._rounded else np.zeros(length, np.float32)
         self._offered = part, error
-        return Update(source, tokens, error, self.residual.array[part], self._decay)
+        return Update(source, tokens, error, self._lost(self.residual, part), self._decay)
+
+    def _lost(self, residual: SharedVector, part: slice) -> Values:
+        return Rounded(residual.array.view(np.uint16)[part]) if self._rounded else residual.array[part]
 
     def taken(self, fragment: int) -> None:
         """Clear this fragment's Δ, which is now in the anchor; keep what the codec lost of it.
@@ -78,8 +86,11 @@ class UnsentUpdate:
         self.delta.array[part] = 0
         self.tokens[fragment] = 0
         if self.residual is not None:
-            sent, error = self._offered or (part, 0.0)
-            self.residual.array[sent] = error
+            sent, error = self._offered or (part, None)
+            lost = self._lost(self.residual, sent)
+            for first in range(0, len(lost), PIECE):
+                piece = slice(first, first + PIECE)
+                lost[piece] = 0.0 if error is None else error[piece]
             self._offered = None
 
     def forget(self) -> None:

@@ -88,7 +88,10 @@ class Training:
         self._rounds, self.progress, self._on_commit = agreement.rounds, progress, on_commit
         self._inner = InnerSteps(config, trainer, progress)
         outer = config.outer
-        self._unsent = UnsentUpdate(layout.length, outer.fragments, outer.codec != "none", outer.error_decay)
+        self._unsent = UnsentUpdate(
+            *(layout.length, outer.fragments, outer.codec != "none", outer.error_decay),
+            rounded=outer.residual == "bf16",
+        )
         self._start = NOWHERE
         self._flight: Flight | None = None
         self._keeping: asyncio.Task[bool] | None = None

@@ -9,7 +9,7 @@ from rounds.cases import fp32
 
 from pier_node.base.shared import Vector
 from pier_node.outer.codec import BadCode
-from pier_node.outer.codec.interface import Bf16, from_bf16, to_bf16
+from pier_node.outer.codec.interface import Bf16, Rounded, from_bf16, to_bf16
 
 LARGEST_BF16 = float.fromhex("0x1.fep127")
 
@@ -60,3 +60,16 @@ def test_infinities_and_nans_are_refused(half: int) -> None:
 def test_every_bf16_is_exact() -> None:
     halves = np.arange(0x7F80, dtype=np.uint16)
     assert (to_bf16(from_bf16(halves)) == halves).all()
+
+
+def test_values_that_are_kept_rounded() -> None:
+    kept = np.zeros(5, np.uint16)
+    values = Rounded(kept)
+    values[1:4] = fp32(1 + 2**-8, 1 + 3 * 2**-8, -LARGEST)  # ties go to even
+    assert kept.tolist() == [0, 0x3F80, 0x3F82, 0xFF7F, 0]
+    assert values[:3].tolist() == [0.0, 1.0, 1.015625]
+    values[1:3] += fp32(0.25, 1)
+    values[3:] = 0.0
+    values[5:] = fp32()
+    assert values[:].tolist() == [0.0, 1.25, 2.015625, 0.0, 0.0]
+    assert len(values) == 5

@@ -122,6 +122,29 @@ class Bf16:
         return 2 * length
 
 
+class Rounded:
+    """fp32 values that are kept as bf16: each is rounded to the nearest, ties to even, when it is written.
+
+    Args:
+        halves: what is kept, shape [n].
+    """
+
+    def __init__(self, halves: Halves) -> None:
+        self._halves = halves
+
+    def __len__(self) -> int:
+        return len(self._halves)
+
+    def __getitem__(self, part: slice) -> Vector:
+        """A copy of some values."""
+        return from_bf16(self._halves[part])
+
+    def __setitem__(self, part: slice, values: Vector | float) -> None:
+        """Write finite values, or one of them everywhere."""
+        if len(place := self._halves[part]):
+            place[:] = to_bf16(np.atleast_1d(np.asarray(values, np.float32)))
+
+
 def to_bf16(values: Vector) -> Halves:
     """Round finite values of any shape."""
     bits = values.view(np.uint32)
