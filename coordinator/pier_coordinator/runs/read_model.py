@@ -402,10 +402,13 @@ class ReadModel:
         }
 
     def _config_shown(self) -> dict[str, Any] | None:
-        """The configuration as the page shows it: sections, and in them keys and values."""
+        """The configuration as the page shows it: sections, and in them keys and values; of tensors their number."""
         if self._config is None:
             return None
         sections: dict[str, Any] = json.loads(self._config.canonical())
+        for section in (sections.get("program"), sections["model"].get("transformers")):
+            if section:
+                section["tensors"] = f"{len(section['tensors'])} names and shapes"
         shown: dict[str, Any] = {}
         for name, section in sections.items():
             if isinstance(section, dict):

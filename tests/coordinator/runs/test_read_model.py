@@ -25,6 +25,7 @@ from pier_coordinator.runs.read_model import (
 from pier_coordinator.runs.sites import LINES, SILENT_AFTER
 from pier_coordinator.store.facts import Fact, Kind
 from pier_coordinator.store.snapshots import pack, unpack
+from pier_node.config.run import RunConfig
 
 A, B, C = (node(lab.name) for lab in LABS)
 KEYS = (
@@ -135,6 +136,18 @@ def test_a_run_is_summed_up() -> None:
     }
     assert told["totals"]["tokens_per_second"] == pytest.approx(25_400, rel=0.03)
     assert told["totals"]["seconds_left"] == pytest.approx(40 * told["totals"]["round_seconds"], rel=1e-4)
+
+
+def test_the_page_gets_the_configuration_without_thousands_of_names() -> None:
+    tensors = [f"layer.{number}.weight 2x3" for number in range(300)]
+    about = {"config": '{"model_type":"qwen3"}', "tensors": tensors}
+    model = {"form": "transformers", "transformers": about}
+    shown = ReadModel(config=RunConfig.model_validate({"model": model})).snapshot()["config"]
+    assert shown["model.transformers"] == {**about, "tensors": "300 names and shapes"}
+    assert shown["model"]["form"] == "transformers"
+    program = {"step_tokens": 9, "tensors": tensors}
+    shown = ReadModel(config=RunConfig.model_validate({"program": program})).snapshot()["config"]
+    assert shown["program"] == {**program, "tensors": "300 names and shapes"}
 
 
 def test_the_loss_of_the_run_is_the_mean_of_all_sites_whoever_told_last() -> None:
