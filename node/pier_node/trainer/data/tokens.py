@@ -74,7 +74,10 @@ class FileTokenizer:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise PierError(f"data.tokenizer = {path}: {error}", 'Give a tokenizer.json, or "bytes".') from error
+            raise PierError(
+                f"data.tokenizer = {path}: {error}",
+                'Give a tokenizer.json, or "bytes". To join a run, copy its founder\'s file to this path.',
+            ) from error
         try:
             self._library = Library.from_str(text)
         except Exception as error:  # the library raises nothing narrower
