@@ -43,6 +43,8 @@ SETTINGS: dict[str, Keys] = {
 }
 LAYERS = (6, 24)
 """Of the two models. Both have enough parameters for workers to train on while a state is written."""
+BUILD = Path("build")
+"""On a disk, where the system's folder for temporary files may be in memory; git does not look there."""
 LOOK_SECONDS = 0.05
 STEPS = 4
 
@@ -84,7 +86,7 @@ def _kilobytes(pid: int, table: str) -> dict[str, int]:
 
 def peak(checkout: Path, layers: int, setting: str, rounds: int) -> tuple[int, Held]:
     """The number of parameters, and what the second site held at most of each kind. Raises RuntimeError: it failed."""
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder, ExitStack() as stack:  # on a disk, not in memory
+    with tempfile.TemporaryDirectory(dir=BUILD) as folder, ExitStack() as stack:
         run = Path(folder) / "run.toml"
         model: Keys = {"preset": "llama-30m", "layers": layers, "context": 32}
         run.write_text(tiny_run(2, STEPS * rounds, STEPS, {"codec": "none", **SETTINGS[setting]}, model, batch_size=1))
@@ -118,6 +120,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6, help="of each run")
     parser.add_argument("--only", choices=SETTINGS, action="append", help="a setting; may be repeated")
     options = parser.parse_args()
+    BUILD.mkdir(exist_ok=True)
     here = Path(__file__).resolve().parent.parent
     codes = {"this": here, **({"the other": options.against.resolve()} if options.against else {})}
     table = Table("setting", "code", "daemon", "trainer", "files", title="host memory, bytes per parameter")

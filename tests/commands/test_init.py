@@ -9,7 +9,7 @@ import pytest
 from click.testing import Result
 from trainer.hub_cases import made
 
-from pier_node.commands.init import FEW
+from pier_node.commands.init import LEAST_LOSS
 from pier_node.config.run import RunConfig, load
 from pier_node.outer.layout import Layout
 
@@ -21,17 +21,15 @@ def test_it_writes_run_toml_where_one_is(call: Call, tmp_path: Path, monkeypatch
     done = call("init")
     assert done.exit_code == 0
     assert "\n  pier-node start\n" in done.output
-    assert load(tmp_path / "run.toml") == RunConfig.model_validate({"outer": FEW})
+    assert load(tmp_path / "run.toml") == RunConfig.model_validate({"outer": LEAST_LOSS})
 
 
-def test_the_number_of_rounds_chooses_the_algorithm(call: Call, tmp_path: Path) -> None:
-    assert call("init", tmp_path / "long.toml", "--steps", "50000").exit_code == 0
-    assert load(tmp_path / "long.toml") == RunConfig.model_validate({"inner": {"total_steps": 50_000}})
-    assert "for 1,000 rounds" in prose(tmp_path / "long.toml")
-    assert call("init", tmp_path / "short.toml", "--steps", "5000").exit_code == 0
-    short = load(tmp_path / "short.toml").outer
-    assert (short.algorithm, short.start, short.schedule, short.momentum) == ("diloco", "solo", "constant", 0.8)
-    assert "for 100 rounds" in prose(tmp_path / "short.toml")
+def test_what_lost_least_is_chosen_however_long_the_run_is(call: Call, tmp_path: Path) -> None:
+    for steps in ("5000", "50000"):
+        assert call("init", tmp_path / steps, "--steps", steps).exit_code == 0
+        outer = load(tmp_path / steps).outer
+        assert (outer.algorithm, outer.start, outer.schedule, outer.momentum) == ("diloco", "solo", "constant", 0.8)
+        assert "lost least" in prose(tmp_path / steps)
 
 
 def test_the_number_of_sites_need_not_be_edited(call: Call, tmp_path: Path) -> None:
@@ -55,7 +53,7 @@ def test_the_pace_of_the_slowest_site_chooses_how_updates_travel(
     done = call("init", tmp_path / "run.toml", "--sites", "2", "--pace", mbit, "0.05")
     outer = load(tmp_path / "run.toml").outer
     assert (outer.codec, outer.overlap, outer.fragments) == keys
-    assert (outer.algorithm, outer.momentum) == (FEW["algorithm"], FEW["momentum"])
+    assert (outer.algorithm, outer.momentum) == (LEAST_LOSS["algorithm"], LEAST_LOSS["momentum"])
     assert f"Chosen: {chosen}." in done.output
     assert f"Updates travel {chosen}: chosen for {mbit} Mbit/s and 0.05 s an inner step." in prose(
         tmp_path / "run.toml"
@@ -118,7 +116,7 @@ def test_what_exists_is_not_overwritten_unless_forced(call: Call, tmp_path: Path
     assert "--force" in failed.output
     assert path.read_text() == "mine"
     assert call("init", path, "--force").exit_code == 0
-    assert load(path).outer.algorithm == FEW["algorithm"]
+    assert load(path).outer.algorithm == LEAST_LOSS["algorithm"]
 
 
 def test_a_folder_that_does_not_exist_is_said(call: Call, tmp_path: Path) -> None:

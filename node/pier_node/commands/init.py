@@ -1,8 +1,8 @@
 """`pier-node init`: writes a run.toml to begin with, and chooses how sites exchange updates: where the least is lost.
 
-From docs/results.md, "Convergence": with a hundred rounds plain DiLoCo (arXiv 2311.08105) after a solo start stays
-nearest to synchronous training, with a lower momentum and a higher learning rate than its paper has. Pier's schedule
-was published with two thousand rounds (arXiv 2511.17849).
+From docs/results.md, "Convergence": plain DiLoCo (arXiv 2311.08105) after a solo start stays nearest to synchronous
+training, with a lower momentum and a higher learning rate than its paper has. Pier's schedule, published with two
+thousand rounds (arXiv 2511.17849), loses more with a hundred and with two thousand.
 """
 
 from __future__ import annotations
@@ -17,24 +17,11 @@ from pier_node.base.toml import write_new
 from pier_node.base.units import age, percent, seconds
 from pier_node.config.commented import run_toml
 from pier_node.config.presets import RECIPES, RUN_TOML, TOKENIZER
-from pier_node.config.run import InnerSection, OuterSection, RunConfig
+from pier_node.config.run import InnerSection, RunConfig
 from pier_node.outer.layout import Layout
 
-MANY = 1000
-"""Rounds from which the schedule of the paper is taken: between a hundred and two thousand, nothing was measured."""
-FEW: dict[str, Any] = {"algorithm": "diloco", "start": "solo", "momentum": 0.8, "lr": 0.8}
-
-
-def choice(total_steps: int, inner_steps: int) -> tuple[dict[str, Any], str]:
-    """Keys of [outer] for a run of that many inner steps, and why."""
-    rounds = total_steps // inner_steps
-    if rounds >= MANY:
-        return {"algorithm": "pier"}, f'Chosen for {rounds:,} rounds (total_steps / inner_steps): "pier" as published.'
-    why = (
-        f"Chosen for {rounds:,} rounds (total_steps / inner_steps): below {MANY:,}, DiLoCo with a solo start and these "
-        'momentum and lr lost least (docs/results.md); from there on, use "pier" and leave the others out.'
-    )
-    return FEW, why
+LEAST_LOSS: dict[str, Any] = {"algorithm": "diloco", "start": "solo", "momentum": 0.8, "lr": 0.8}
+WHY = "Chosen: DiLoCo with a solo start and these momentum and lr lost least (docs/results.md, Convergence)."
 
 
 @dataclass(frozen=True)
@@ -137,8 +124,7 @@ def init(path: Path, wanted: Wanted, force: bool) -> str:
         for section, keys in _tables_of(wanted.weights).items():
             tables[section] = {**tables.get(section, {}), **keys}
         how += f" --from {wanted.weights}"
-    outer, why = choice(tables["inner"]["total_steps"], OuterSection().inner_steps)
-    tables["outer"], told = {**outer}, ""
+    tables["outer"], why, told = {**LEAST_LOSS}, WHY, ""
     if pace := wanted.pace:
         if sites < 2:
             raise PierError("the speed of the line matters between two sites or more", "Give --sites, too.")
