@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from tokenizers import Tokenizer, models
 from trainer.hub_cases import made
 
 from pier_node.commands.init import LEAST_LOSS
@@ -131,6 +133,19 @@ def test_steps_take_the_place_of_a_recipes(call: Call, tmp_path: Path) -> None:
     assert (inner.total_steps, inner.warmup_steps, inner.batch_size) == (500, 50, 256)
 
 
+def test_a_tokenizer_comes_with_its_hash(call: Call, tmp_path: Path) -> None:
+    made("qwen2", tmp_path / "model")
+    file = tmp_path / "model" / "tokenizer.json"
+    Tokenizer(models.WordLevel({"pier": 0}, unk_token="pier")).save(str(file))
+    assert call("init", tmp_path / "run.toml", "--from", tmp_path / "model").exit_code == 0
+    data = load(tmp_path / "run.toml").data
+    assert (data.tokenizer, data.tokenizer_hash) == (str(file), hashlib.sha256(file.read_bytes()).hexdigest())
+    file.write_text("{}")
+    failed = call("init", tmp_path / "other.toml", "--from", tmp_path / "model")
+    assert failed.exit_code == 1
+    assert "not a tokenizer.json" in " ".join(failed.output.split())
+
+
 def test_a_model_that_transformers_knows_comes_with_its_config_and_layout(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +160,7 @@ def test_a_model_that_transformers_knows_comes_with_its_config_and_layout(
     assert section.context == 1024  # not all that it could read
     assert (section.vocab_size, section.dim, section.heads, section.kv_heads, section.layers) == (61, 32, 4, 2, 2)
     assert f"--from {tmp_path / 'model'}" in done.output
+    assert load(tmp_path / "run.toml").data.tokenizer == "bytes"  # the folder has none
     assert load(tmp_path / "run.toml").inner.micro_batch == 0
     made("qwen2", tmp_path / "words", max_position_embeddings=4096, vocab_size=1 << 16)
     assert call("init", tmp_path / "words.toml", "--from", tmp_path / "words").exit_code == 0

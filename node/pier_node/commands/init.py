@@ -142,6 +142,7 @@ def init(path: Path, wanted: Wanted, force: bool) -> str:
 
 
 def _tables_of(weights: Path) -> dict[str, dict[str, Any]]:
+    from pier_node.trainer.data.tokens import open_tokenizer
     from pier_node.trainer.model.cost import CHUNK
     from pier_node.trainer.model.hub import read_config
 
@@ -151,7 +152,8 @@ def _tables_of(weights: Path) -> dict[str, dict[str, Any]]:
         model = model.model_copy(update={"context": min(model.context, LONGEST)})
     tables: dict[str, dict[str, Any]] = {"model": model.model_dump(exclude_none=True)}
     if tokenizer.exists():
-        tables["data"] = {"tokenizer": str(tokenizer.absolute())}
+        path = str(tokenizer.absolute())
+        tables["data"] = {"tokenizer": path, "tokenizer_hash": open_tokenizer(path).fingerprint}
     if model.transformers and model.context * model.vocab_size > CHUNK:  # it has no loss in chunks
         tables["inner"] = {"micro_batch": 1}
     return tables

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -613,3 +614,20 @@ def test_a_mixture_is_opened_part_by_part_and_own_data_replace_it(data: Path, tm
     assert [part.weight for part in alone.parts] == [1.0]
     with pytest.raises(PierError, match="no such file"):
         check_data(config, SiteData(path="/nowhere"))
+
+
+def test_another_tokenizer_than_that_of_the_run_is_found_before_it(tmp_path: Path) -> None:
+    """Sites with other tokens would train on other numbers, and nobody would notice."""
+
+    def of(path: str, wanted: str) -> RunConfig:
+        data = {"tokenizer": path, "tokenizer_hash": wanted, "source": "text", "path": str(tmp_path / "text.txt")}
+        return RunConfig.model_validate({"data": {**data, "validation": 0.5}, "model": {"context": 32}})
+
+    (tmp_path / "text.txt").write_text("w1 w2\n" * 100_000)
+    ours, theirs = (word_tokenizer(tmp_path / f"{words}.json", words) for words in (5, 6))
+    wanted = hashlib.sha256(Path(ours).read_bytes()).hexdigest()
+    check_data(of(ours, wanted), SiteData())
+    check_data(of(theirs, ""), SiteData())
+    with pytest.raises(PierError, match="is another file than that of the run") as caught:
+        check_data(of(theirs, wanted), SiteData())
+    assert "Copy the file of the run's founder" in caught.value.remedy

@@ -88,9 +88,16 @@ def check_data(config: RunConfig, site: SiteData) -> None:
     """Check the tokenizer, and that each source has text, and enough of it for a window.
 
     Raises:
-        PierError: they cannot be used, there is too little text, or the tokenizer has more tokens than the model.
+        PierError: they cannot be used, there is too little text, or the tokenizer is not that of the run, or has more
+            tokens than the model.
     """
-    tokenizer = open_tokenizer(config.data.tokenizer)
+    tokenizer, wanted = open_tokenizer(config.data.tokenizer), config.data.tokenizer_hash
+    if wanted not in ("", tokenizer.fingerprint):
+        raise PierError(
+            f"data.tokenizer = {config.data.tokenizer} is another file than that of the run: its SHA-256 begins with "
+            f"{tokenizer.fingerprint[:12]}, that of the run's with {wanted[:12]}",
+            "Copy the file of the run's founder to this path.",
+        )
     check_vocab(tokenizer.vocab_size, config.model.vocab_size)
     document_separator(config.data)
     sources = [(1.0, config.data)] if site.path else config.data.parts()
