@@ -222,6 +222,10 @@ class Attempt:
             log.warning("round %d: the update of %s was clipped to %.2g of its length", shadow.round, node, factor)
         return shadow, self._link(shadow)
 
+    def close(self) -> None:
+        """Let go of the last state: its memory is needed, and what was under way may refer to this attempt longer."""
+        del self._state
+
     def abort(self, sender: str, notice: pb.AbortNotice) -> None:
         """Note that another member gave up."""
         self._aborted = Suspicion(NOBODY, f"{sender} gave up: {notice.suspect or 'itself'}: {notice.reason}")

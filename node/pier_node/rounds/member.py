@@ -240,6 +240,8 @@ class Rounds:
                 mute_in = proposal.round if suspicion.mute else 0
                 self._suspects.add(suspicion.node, mute_in, since=attempt.began)
             self._tell(attempt.give_up(suspicion))
+        finally:
+            attempt.close()
 
     def _tell(self, message: Coroutine[Any, Any, None]) -> None:
         """Send a message while this site goes on: somebody who does not answer must not hold it up."""
