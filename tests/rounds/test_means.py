@@ -25,7 +25,7 @@ from pier_node.rounds.attempt import Codes
 from pier_node.rounds.catch_up import Fetched, Tries, Wanted, fetch_state
 from pier_node.rounds.means import MeanFiles, Means
 from pier_node.rounds.reduce import CHUNK
-from pier_node.wire.carrier import BadMessage, Chunk
+from pier_node.wire.carrier import BadMessage, Chunk, PeerLost
 from pier_node.wire.states import StateServer
 
 LAYOUT = Layout.laid([("weight", (CHUNK + 70_000,))])
@@ -191,7 +191,44 @@ async def test_steps_that_lead_elsewhere_are_not_taken(tmp_path: Path, caplog: p
     for site in sites.values():
         site.means.keep(1, encoded(run, 2)[1])
     assert (await fetch(net, run, tmp_path, beginning())).state.digest == sites["a"].state.digest
-    assert "the means of the rounds 1 to 1 lead to another state" in caplog.text
+    assert "the means of the rounds up to 1 that a sent lead to another state" in caplog.text
+    assert "the means of the rounds up to 1 that b sent lead to another state" in caplog.text
+
+
+async def test_one_who_sends_wrong_means_is_found_out_and_the_others_are_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    net, run = MemoryNet(), run_of()
+    sites = members(net, run, tmp_path, 3)
+    sites["a"].means.keep(2, encoded(run, 3)[1])
+    assert (await fetch(net, run, tmp_path, beginning())).state.digest == sites["a"].state.digest
+    assert pieces(net) == 0
+    assert "the means of the rounds up to 3 that a sent lead to another state" in caplog.text
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+async def test_steps_that_are_taken_outlive_a_failed_try_unless_they_were_wrong(tmp_path: Path, wrong: bool) -> None:
+    net, run = MemoryNet(), run_of()
+    sites = members(net, run, tmp_path, 3)
+    (tmp_path / "a/means/round-00000003.mean").unlink()
+    if wrong:
+        sites["a"].means.keep(2, encoded(run, 3)[1])
+
+    async def die(chunk: Chunk) -> Chunk:
+        if chunk.stage == Chunk.STAGE_STATE:
+            raise PeerLost("a", "connection reset")
+        return chunk
+
+    net.spoils = {"a": die}
+    tries = Tries(own=beginning(), means=Means.of_site(tmp_path / "z", run, LAYOUT))
+    with pytest.raises(PeerLost):
+        await fetch_state(net.join("z"), ["a"], Wanted(LAYOUT.length), tries)
+    net.pulled.clear()
+    found = await fetch_state(net.join("z"), ["b"], Wanted(LAYOUT.length), tries)
+    assert found.state.digest == sites["a"].state.digest
+    assert pieces(net) == 0
+    assert sites["b"].asked == ([3, 1, 2, 3] if wrong else [3])
+    assert tries.ahead is None or not wrong
 
 
 async def test_a_peer_that_sends_a_mean_too_slowly_is_not_waited_for(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from pier_node.base.errors import PierError
-from pier_node.config.program import TensorsSection
+from pier_node.config.program import TENSORS, TensorsSection
 
 CONFIG = 16_384
 """Most characters of a config.json."""
@@ -23,9 +23,17 @@ NAMES = 65_536
 """Most characters of the names and shapes of all tensors: the trainer gets them in an environment variable."""
 DEPTH, LARGEST = 8, 1 << 31
 """How deep the tables of a config.json may be, and how large its numbers."""
-REFUSED = ("auto_map", "custom_pipelines", "quantization_config", "_name_or_path")
-"""Keys of code that is not in transformers, of weights that cannot be trained, and of a place on one machine; besides
-those with `_implementation` in them, which may name code to fetch."""
+REFUSED = (
+    *("auto_map", "_auto_class", "custom_pipelines", "quantization_config", "_name_or_path", "name_or_path"),
+    *("num_labels", "id2label", "label2id"),
+)
+"""Keys of code that is not in transformers, of weights that cannot be trained, of a place on one machine, and of
+classifiers, whose labels transformers lists; and those with `_implementation` in them, which may name code to fetch."""
+COUNTS = (
+    *("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_decoder_layers", "num_encoder_layers"),
+    *("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+)
+"""Keys of what transformers makes lists and modules of: no more than a run may have tensors."""
 LIBRARY = "transformers"
 INSTALL = "Install it: pip install transformers, or scripts/install hf in a clone of Pier."
 
@@ -47,8 +55,8 @@ class TransformersSection(TensorsSection):
             raise ValueError(f"config is not JSON: {error}") from error
         if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
             raise ValueError('config is no object with a "model_type"')
-        if flaw := next(_flaws(content), ""):
-            raise ValueError(f"config: {flaw}")
+        if problem := flaw(content):
+            raise ValueError(f"config: {problem}")
         return self
 
     @property
@@ -80,6 +88,11 @@ def _is_refused(key: str) -> bool:
     return key in REFUSED or "_implementation" in key
 
 
+def flaw(content: Mapping[str, Any]) -> str:
+    """What a run cannot have of a config.json, in words; "" if there is nothing."""
+    return next(_flaws(content), "")
+
+
 def _flaws(value: Any, depth: int = 0) -> Iterator[str]:
     if depth > DEPTH:
         yield f"tables in more than {DEPTH} others"
@@ -87,6 +100,8 @@ def _flaws(value: Any, depth: int = 0) -> Iterator[str]:
         for key, inside in value.items():
             if _is_refused(key):
                 yield f"{key} is not allowed in a run"
+            if key in COUNTS and isinstance(inside, int) and inside > TENSORS:
+                yield f"{key} is {inside}; at most {TENSORS} are allowed"
             yield from _flaws(inside, depth + 1)
     elif isinstance(value, list):
         for inside in value:

@@ -211,7 +211,7 @@ class DataSection(SourceSection):
     tokenizer: str = "bytes"
     """Either `bytes`, or the path of a tokenizer.json."""
     tokenizer_hash: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$"), LATER] = ""
-    """SHA-256 of that file, which must be the same at every site; empty: this is not checked."""
+    """SHA-256 of the text of that file, which must be the same at every site; empty: this is not checked."""
     validation: Annotated[float, Field(gt=0.0, le=0.5)] = 0.02
     """Fraction of the documents that no site trains on."""
     dealt: Annotated[bool, LATER] = True

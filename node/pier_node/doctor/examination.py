@@ -137,7 +137,7 @@ def _of_this_machine(here: Standpoint, config: RunConfig, around: Surroundings) 
     held = machine.held_memory(here.daemon.pid) if here.daemon else 0
     speed, measured = here.status.get("tokens_per_second") or 0.0, here.status.get("utilisation")
     return [
-        machine.disk_finding(folder, config, parameters, machine.free_disk(folder)),
+        machine.disk_finding(folder, config, parameters, machine.free_disk(folder), here.daemon is not None),
         machine.memory_finding(config, parameters, devices.count() if on_cpu else 0, held, machine.free_memory()),
         *machine.workers_findings(config, here.settings),
         utilisation_finding(config, parameters, around.sites, around.slowest, speed, measured),

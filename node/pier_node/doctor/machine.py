@@ -70,18 +70,21 @@ def check_machine(config: RunConfig, settings: Settings) -> None:
             log.warning("%s: %s. %s", finding.check, finding.detail, finding.remedy)
 
 
-def disk_finding(folder: Path, config: RunConfig, parameters: int, free: int) -> Finding:
+def disk_finding(folder: Path, config: RunConfig, parameters: int, free: int, running: bool = False) -> Finding:
     """Whether the disk has room for the checkpoints that are kept and the one being written, besides existing ones.
 
     With a codec a checkpoint has its residual, too, and the means of the last rounds are kept.
 
     Args:
         free: bytes on the folder's disk.
+        running: a daemon has reserved room for the moments.
     """
     kept = [file for name in (CHECKPOINTS, MEANS) for file in (folder / name).rglob("*") if file.is_file()]
     there = sum(file.stat().st_size for file in kept)
     coded = config.outer.codec != "none"
-    each = (KEEP + 1) * (CHECKPOINT_BYTES + FLOAT * coded) + STATE_BYTES * coded + MOMENTS_BYTES
+    each = (KEEP + 1) * (CHECKPOINT_BYTES + FLOAT * coded) + STATE_BYTES * coded
+    if config.program is None and not running:
+        each += MOMENTS_BYTES
     needed = max(0, each * parameters - there)
     detail = f"checkpoints need {amount(needed)} {'more ' if there else ''}in {folder}; {amount(free)} free"
     values = {"needed_bytes": needed, "free_bytes": free}

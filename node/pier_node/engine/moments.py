@@ -41,7 +41,9 @@ class SharedMoments:
             self.first, self.second = SharedVector(length, folder), SharedVector(length, folder)
         except OSError as error:
             problem = f"cannot reserve room for the optimizer's moments in {folder}: {error}"
-            raise PierError(problem, "Free some space there and start again.") from error
+            raise PierError(
+                problem, "Free some space there, or give a --data folder on another disk, and start again."
+            ) from error
         self.step, self.torn, self.changed = 0, False, True
         self._recover = recover
 

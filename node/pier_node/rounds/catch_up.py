@@ -100,6 +100,14 @@ class Fetched:
     proof: Sequence[Link] = ()
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """A state that outer steps led to, from means that nobody has proved; and the peers that gave these."""
+
+    state: OuterState
+    givers: frozenset[str] = frozenset()
+
+
 class Tries:
     """What one try at fetching a state leaves for the next.
 
@@ -110,10 +118,12 @@ class Tries:
 
     Attributes:
         partial: pieces that are here already, so that they are not fetched.
+        ahead: how far missed steps have been taken; None: not at all.
     """
 
     def __init__(self, others: bool = False, own: OuterState | None = None, means: Means | None = None) -> None:
         self.partial, self.means = Partial(own), means
+        self.ahead: Ahead | None = None
         self._others = others
         self._failures = Counter[str]()
         self._patience = PATIENCE
@@ -295,35 +305,54 @@ class _Transfer:
         return partial.hand_over()
 
     async def _take_missed_steps(self, tries: Tries, means: Means, target: Description) -> None:
-        """Bring the own state towards the target, as far as the means of the missed rounds can be had."""
-        own = state = tries.partial.own
-        if own is None or state is None:
-            return
-        peers = list(self._peers)
-        for _ in means.missing(own, target.round):
-            taken = await self._missed_step(peers, means, state)
-            if taken is None:
-                break
-            state = taken
-        if state.round == target.round and state.hashes != target.state:
-            log.warning("the means of the rounds %d to %d lead to another state", own.round + 1, state.round)
-            tries.means = None
-        elif state is not own:
-            tries.partial.own = state
-            log.info("took the outer steps of the rounds %d to %d from their means", own.round + 1, state.round)
+        """Bring the own state to the target, if the means of the missed rounds can be had, and lead there.
 
-    async def _missed_step(self, peers: list[str], means: Means, state: OuterState) -> OuterState | None:
-        """Take one step from what a peer sends; None if none can. A peer that fails is removed from `peers`."""
-        for peer in list(peers):
-            step = means.step(state)
-            try:
-                async with asyncio.timeout(self._timeout * step.megabytes):
-                    return await self._stepped(peer, step)
-            except PeerRefused as refused:
-                log.info("%s has no mean of round %d: %s", peer, step.round, refused.reason)
-            except (PeerLost, BadMessage, TimeoutError) as error:
-                log.warning("%s sends no mean of round %d: %s", peer, step.round, error or "it is too slow")
-                peers.remove(peer)
+        No step is proved before the last one is taken. If they lead elsewhere, each peer is asked alone for all of
+        them, from the own state on, but for one that has just given all.
+        """
+        own = tries.partial.own
+        if own is None or own.round >= target.round:
+            return
+        ahead = tries.ahead if tries.ahead and tries.ahead.state.round <= target.round else Ahead(own)
+        tries.ahead = ahead = await self._steps(list(self._peers), means, ahead, target.round)
+        if ahead.state.round < target.round:
+            return
+        liars = ahead.givers if len(ahead.givers) == 1 else frozenset[str]()
+        alone = [peer for peer in self._peers if peer not in liars]
+        while ahead.state.round < target.round or ahead.state.hashes != target.state:
+            if ahead.state.round == target.round:
+                log.warning(
+                    "the means of the rounds up to %d that %s sent lead to another state",
+                    *(target.round, ", ".join(sorted(ahead.givers))),
+                )
+            tries.ahead = None
+            if not alone:
+                return
+            ahead = await self._steps([alone.pop(0)], means, Ahead(own), target.round)
+        tries.partial.own = ahead.state
+        log.info("took the outer steps of the rounds %d to %d from their means", own.round + 1, target.round)
+
+    async def _steps(self, peers: list[str], means: Means, ahead: Ahead, round: int) -> Ahead:
+        """Take the steps up to a round, as far as these peers have the means. A peer that fails is removed."""
+        for _ in means.missing(ahead.state, round):
+            for peer in list(peers):
+                if (state := await self._missed_step(peers, peer, means.step(ahead.state))) is not None:
+                    ahead = Ahead(state, ahead.givers | {peer})
+                    break
+            else:
+                break
+        return ahead
+
+    async def _missed_step(self, peers: list[str], peer: str, step: MissedStep) -> OuterState | None:
+        """Take one step from what a peer sends; None: it sends nothing of use. If others might, it must be fast."""
+        try:
+            async with asyncio.timeout(min(self._timeout * step.megabytes, max(self._patience, step.megabytes))):
+                return await self._stepped(peer, step)
+        except PeerRefused as refused:
+            log.info("%s has no mean of round %d: %s", peer, step.round, refused.reason)
+        except (PeerLost, BadMessage, TimeoutError) as error:
+            log.warning("%s sends no mean of round %d: %s", peer, step.round, str(error) or "it is too slow")
+            peers.remove(peer)
         return None
 
     async def _stepped(self, peer: str, step: MissedStep) -> OuterState:

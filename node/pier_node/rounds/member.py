@@ -385,9 +385,9 @@ class Rounds:
 
     async def _settled(self, state: OuterState, proof: Sequence[Link], codes: Codes) -> None:
         await asyncio.to_thread(self._tools.proofs.add, proof)
+        await self._tools.keep(state)
         if codes:
             await asyncio.to_thread(self._tools.keep_mean, state.round, codes)
-        await self._tools.keep(state)
         await self.promises.settle(state.round)
         self.state = self.decided = state
         self._base, self._committed_at = b"", asyncio.get_running_loop().time()

@@ -175,7 +175,7 @@ class Reduction:
     Attributes:
         clips: clipping factor by node, for members whose update is longer than allowed.
         longest_wait: longest time in seconds that we waited for a member's next chunk.
-        codes: the mean as it travels, by the first element of each chunk; with a lossy codec only.
+        codes: the mean as it travels, by the first element of each chunk; of sparse codes, that of our shard only.
         meter: what we sent, and when.
     """
 
@@ -390,7 +390,7 @@ class Reduction:
             if not squares <= limit**2:
                 raise BadMessage(f"a mean that is not finite, or of a norm above {limit:.3g}: no mean of this round is")
             self._mean[position : position + len(part)] = part
-            if self._codec.lossy:
+            if self._codec.lossy and not self._codec.sparse:
                 self.codes[position] = data
             position += len(part)
             await self._faults.reach(self._plan.round, "exchanging")  # a member may own no shard

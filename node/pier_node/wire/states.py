@@ -132,6 +132,7 @@ class Partial:
         self.own = own
         self._hashes: Hashes = {}
         self._length = 0
+        self._looked_through: OuterState | None = None
         self._vectors: dict[str, SharedVector] = {}
         self._waiting: deque[Piece] = deque()
         self._flying: set[Piece] = set()
@@ -140,9 +141,10 @@ class Partial:
 
     def aim(self, hashes: Hashes, length: int) -> None:
         """Set what is wanted: vectors of `length` elements with these hashes. Pieces of it that are here are kept."""
-        if hashes == self._hashes and length == self._length:
+        if hashes == self._hashes and length == self._length and self.own is self._looked_through:
             return
         here, starts = self._here(), range(0, length, states.PIECE)
+        self._looked_through = self.own
         self._hashes, self._length = hashes, length
         self._vectors = {name: SharedVector.scratch(length) for name in hashes}
         self._waiting, self._flying, self._arrived = deque(), set(), 0

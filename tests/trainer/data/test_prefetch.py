@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -62,4 +63,5 @@ def test_a_process_ends_with_rows_that_nobody_took() -> None:
         "from trainer.data.test_prefetch import CPU, batch; from pier_node.trainer.data.prefetch import Prefetch;"
         "Prefetch(batch, CPU).rows(0, 2)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env=env)

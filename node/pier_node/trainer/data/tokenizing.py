@@ -95,7 +95,7 @@ class Text:
 
     def _unused(self) -> set[str]:
         """Keys that decide nothing here, or that did not exist when the first tokens were cached."""
-        unused = {"dealt", "document_mask", "mixture"}
+        unused = {"tokenizer_hash", "dealt", "document_mask", "mixture"}
         return unused | {key for key in ("subset", "split", "limit") if not self._decides(key)}
 
     def _decides(self, key: str) -> bool:

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from pier_node.base.errors import PierError
 from pier_node.base.toml import validated
-from pier_node.config.pretrained import INSTALL, LIBRARY, plain
-from pier_node.config.program import TENSORS, described
+from pier_node.config.pretrained import INSTALL, LIBRARY, flaw, plain
+from pier_node.config.program import described
 from pier_node.config.run import ModelSection
 from pier_node.outer.layout import Layout
 from pier_node.trainer.model import export as own
@@ -164,8 +164,8 @@ def export(config: ModelSection, flat: Tensor, folder: Path, tokenizer: str) -> 
         folder.mkdir(parents=True, exist_ok=True)
         (folder / own.MARK).write_text(own.MARK_TEXT)
         own.write_tokenizer(tokenizer, folder, config.context)
-        own.clear(folder)
         model.save(part)
+        own.clear(folder)
         (part / "config.json").unlink()
         for file in part.iterdir():
             file.chmod((folder / own.MARK).stat().st_mode)  # safetensors makes files for their owner only
@@ -188,14 +188,11 @@ def _section(folder: Path, content: Mapping[str, Any]) -> ModelSection:
     if "quantization_config" in content:
         raise PierError(f"{folder}: the weights are quantized", "Give a folder with weights in bf16, fp16 or fp32.")
     kept = plain(content)
+    if problem := flaw(kept):
+        raise _unreadable(str(folder), ValueError(problem))
     whole = _built(kept, str(folder))
     config, parameters = whole.config, dict(whole.named_parameters())
     tied = dict(whole.named_parameters(remove_duplicate=False))
-    if config.get_text_config() is not config or config.is_encoder_decoder:
-        raise PierError(
-            f"{folder}: {type(whole).__name__} is more than a decoder of text",
-            "Give the folder of a causal language model, or train it by a program of your own: docs/program.md.",
-        )
     if other := sorted({*whole.state_dict()} - tied.keys()):
         raise PierError(
             f"{folder}: {other[0]} is no parameter: sites do not exchange it",
@@ -221,6 +218,11 @@ def _section(folder: Path, content: Mapping[str, Any]) -> ModelSection:
 def _built(content: Mapping[str, Any], where: str) -> Any:
     """The model of a config.json, in evaluation mode, with parameters on the meta device. Raises PierError."""
     config = _config(content, where)
+    if config.get_text_config() is not config or config.is_encoder_decoder:
+        raise PierError(
+            f"{where}: a {config.model_type} is more than a decoder of text",
+            "Give the folder of a causal language model, or train it by a program of your own: docs/program.md.",
+        )
     try:
         with _parameters_on_meta():
             return _library().AutoModelForCausalLM.from_config(config, trust_remote_code=False).eval()
@@ -234,8 +236,6 @@ def _config(content: Mapping[str, Any], where: str) -> Any:
     try:
         about = {key: copy.deepcopy(content[key]) for key in content if key not in _PRECISION}
         config = library.AutoConfig.for_model(**about)
-        if (getattr(config, "num_hidden_layers", None) or 0) > TENSORS:
-            raise ValueError(f"it has more than {TENSORS} layers")
     except Exception as error:  # of transformers, which has no class of its own for them
         raise _unreadable(where, error) from error
     return config
