@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,11 +16,14 @@ from processes.hosts import Host, on, require_namespaces, sh, shape
 from processes.run import CORPUS, ENDLESS, tiny, toml
 from processes.site import Site
 
+from pier_node.config.run import load
+from pier_node.outer.layout import Layout
+
 pytestmark = [pytest.mark.processes, pytest.mark.netns]
 
 
-SLOW = 4.0
-"""Mbit/s of a line over which the state of the second test takes some rounds."""
+ROUNDS = 7
+"""So many rounds are over while the state of the second test arrives; a mean takes a fifteenth of the time."""
 
 
 @pytest.fixture
@@ -72,7 +76,7 @@ def test_the_walk_through_trains_across_a_slow_line(tmp_path: Path, hosts: tuple
 def test_a_site_gets_into_a_run_whose_rounds_are_shorter_than_its_state_takes(
     tmp_path: Path, hosts: tuple[Host, Host]
 ) -> None:
-    """The first state takes as long as some rounds; then it takes the steps of those, from their means."""
+    """The line is as slow as the rounds are on this machine. The site takes the steps of those that it missed."""
     tables: dict[str, dict[str, Any]] = {
         "data": {"path": str(CORPUS)},
         "model": {"dim": 128, "layers": 2, "heads": 2, "ffn_dim": 256},
@@ -90,8 +94,12 @@ def test_a_site_gets_into_a_run_whose_rounds_are_shorter_than_its_state_takes(
         sites.append(on(here, tmp_path / "two", f"{join} --listen {here.address}:7701"))
         sites[1].start()
         sites[1].reach(3)
+        began, first = time.monotonic(), sites[1].round
+        sites[1].reach(first + 10)
+        pace = (time.monotonic() - began) / (sites[1].round - first)
+        state = 8 * Layout.of_run(load(tmp_path / "run.toml")).length
         for host in hosts:
-            sh(f"tc -n {host.name} qdisc replace dev eth0 root {shape(SLOW)}")
+            sh(f"tc -n {host.name} qdisc replace dev eth0 root {shape(8e-6 * state / (ROUNDS * pace))}")
         sites.append(on(there, tmp_path / "three", join))
         sites[2].start()
         sites[2].wait("takes part", lambda: len(sites[2].events()) >= 2)
