@@ -138,8 +138,9 @@ class PipelineSite:
     async def _committed(self, state: OuterState) -> None:
         trips = self._joined.roster.round_trips()
         joined = self._joined
-        joined.committed(state, lines(self._pace.transfers(), trips, self._formats.mean_size))()
+        tell = joined.committed(state, lines(self._pace.transfers(), trips, self._formats.mean_size))
         note(joined.settings.folder, joined.reporter.event(state, joined.roster))
+        tell()
         self._log.committed(state)
 
     async def _ended(self, model: Checkpoint) -> None:

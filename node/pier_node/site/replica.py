@@ -126,8 +126,8 @@ class Replica:
     def committed(self, checkpoint: Checkpoint, kept: Awaitable[object]) -> Coroutine[Any, Any, None]:
         """Note how training stands after a round that is decided.
 
-        What is returned waits until its state is on the disk, tells the coordinator, and saves the checkpoint; it
-        raises PierError.
+        What is returned waits until its state is on the disk, saves the checkpoint, and notes and tells it: nobody
+        hears of a round that this site would not know after a crash. It raises PierError.
         """
         joined, state = self._joined, checkpoint.state
         event = joined.reporter.event(state, joined.roster)
@@ -145,7 +145,6 @@ class Replica:
     ) -> None:
         async with self._trainer.moments_unchanged():
             await kept
-            tell()
             if self._is_due(checkpoint.state.round) or checkpoint.pending is not None:  # nobody else has what is unsent
                 await asyncio.to_thread(self._checkpoints.save, checkpoint)
             else:
