@@ -31,13 +31,14 @@ from pier_node.outer.mean import weighing
 from pier_node.outer.noloco import PairRun
 from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
-from pier_node.rounds.attempt import Codes, Tools
+from pier_node.rounds.attempt import Tools
 from pier_node.rounds.catch_up import shadow_fetcher
 from pier_node.rounds.commitments import Commitments
 from pier_node.rounds.means import MeanFiles, Means
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.quorum import has_quorum
+from pier_node.rounds.reduce import Codes
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.state_store import Checkpoint
 from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
@@ -115,8 +116,8 @@ class MemoryFiles(MeanFiles):
     def __init__(self) -> None:
         self._kept: dict[int, Codes] = {}
 
-    def keep(self, round: int, chunks: Codes) -> None:
-        self._kept[round] = chunks
+    def keep(self, round: int, codes: Codes) -> None:
+        self._kept[round] = codes
 
     def chunks(self, round: int) -> Iterator[tuple[int, bytes]]:
         if round not in self._kept:
@@ -265,7 +266,7 @@ class Cluster:
         tools = Tools(
             carrier, roster, signed, disk, disk.proofs, self._keeping(name), fetch, self._faults(name), lossy, CHUNK
         )
-        tools.keep_mean = self._means_of(name).keep
+        tools.means = self._means_of(name)
         return Rounds(tools, state, lambda number: synced(self.config, number, LENGTH), self._nonces())
 
     def _means_of(self, name: str) -> Means:

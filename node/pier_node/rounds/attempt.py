@@ -16,7 +16,7 @@ import numpy as np
 
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.patience import LearnedWait
-from pier_node.base.shared import Buffer, SharedVector
+from pier_node.base.shared import SharedVector
 from pier_node.base.tasks import Signal, cancel_and_wait, first_of, run_to_end
 from pier_node.base.tracing import span
 from pier_node.config.run import SITES
@@ -25,9 +25,10 @@ from pier_node.outer.mean import Mean, Update, Weighing, norm_limit, weighted_me
 from pier_node.outer.state import ANCHOR, OuterState, distance, l2_norm
 from pier_node.rounds.commitments import BallotName, Cast, Journal, Promises
 from pier_node.rounds.double_votes import contradict, remembers
+from pier_node.rounds.means import Means
 from pier_node.rounds.proofs import Proofs, plan_name
 from pier_node.rounds.quorum import needed, order
-from pier_node.rounds.reduce import CHUNK, Plan, Reduction
+from pier_node.rounds.reduce import CHUNK, Codes, Plan, Reduction
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.rounds.suspects import NOBODY, Suspicion
@@ -43,14 +44,6 @@ log = logging.getLogger(__name__)
 
 Advance = Callable[[OuterState, SharedVector, Mapping[str, int]], OuterState]
 """(last state, mean, tokens by member) -> next state, with the same bits at every member; it may keep the mean."""
-
-
-Codes = Mapping[int, Buffer]
-"""An encoded mean: the code of each chunk by its first element."""
-
-
-def keep_no_mean(_round: int, _codes: Codes) -> None:
-    """No mean is kept: nobody could do anything with it."""
 
 
 class VoteBook:
@@ -113,7 +106,7 @@ class Tools:
         journal: remembers this site's commitments.
         proofs: keeps what proves committed states to others.
         keep: returns once a committed state would survive a power cut. Raises PierError.
-        keep_mean: keeps the encoded mean of a committed round for sites that missed it; blocks.
+        means: keeps the encoded means of committed rounds for sites that missed them; None: it does not.
         fetch_shadow: (holders, round, value) -> the staged result, from its holders. Raises PeerLost.
         convict: excludes the node that a double vote convicts.
         news: notified when a vote, an abort or a new attempt arrives.
@@ -134,7 +127,7 @@ class Tools:
     mean: Mean = weighted_mean
     weighing: Callable[[int], Weighing] = lambda _: Weighing()
     convict: Callable[[pb.DoubleVote], None] = lambda _: None
-    keep_mean: Callable[[int, Codes], None] = keep_no_mean
+    means: Means | None = None
 
     def __post_init__(self) -> None:
         self.node = self.carrier.node

@@ -314,23 +314,23 @@ class _Transfer:
         if own is None or own.round >= target.round:
             return
         ahead = tries.ahead if tries.ahead and tries.ahead.state.round <= target.round else Ahead(own)
-        tries.ahead = ahead = await self._steps(list(self._peers), means, ahead, target.round)
-        if ahead.state.round < target.round:
-            return
-        liars = ahead.givers if len(ahead.givers) == 1 else frozenset[str]()
-        alone = [peer for peer in self._peers if peer not in liars]
-        while ahead.state.round < target.round or ahead.state.hashes != target.state:
-            if ahead.state.round == target.round:
-                log.warning(
-                    "the means of the rounds up to %d that %s sent lead to another state",
-                    *(target.round, ", ".join(sorted(ahead.givers))),
-                )
-            tries.ahead = None
-            if not alone:
+        together, wrong, tries.ahead = [*self._peers], list[str](), None
+        for asked in (together, *([peer] for peer in together)):
+            if asked == wrong:
+                continue
+            ahead = await self._steps([*asked], means, ahead, target.round)
+            if ahead.state.round < target.round:
+                if asked is together:
+                    tries.ahead = ahead
+                    return
+            elif ahead.state.hashes == target.state:
+                tries.partial.own = ahead.state
+                log.info("took the outer steps of the rounds %d to %d from their means", own.round + 1, target.round)
                 return
-            ahead = await self._steps([alone.pop(0)], means, Ahead(own), target.round)
-        tries.partial.own = ahead.state
-        log.info("took the outer steps of the rounds %d to %d from their means", own.round + 1, target.round)
+            else:
+                wrong, givers = [*ahead.givers], ", ".join(sorted(ahead.givers))
+                log.warning("the means of the rounds up to %d that %s sent lead to another state", target.round, givers)
+            ahead = Ahead(own)
 
     async def _steps(self, peers: list[str], means: Means, ahead: Ahead, round: int) -> Ahead:
         """Take the steps up to a round, as far as these peers have the means. A peer that fails is removed."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from pier_node.outer.codec import BadCode, Codec, codec
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import Kind, round_plan, synced
 from pier_node.outer.state import OuterState
-from pier_node.rounds.reduce import CHUNK
+from pier_node.rounds.reduce import CHUNK, Codes
 from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
 
 MEANS = "means"
@@ -48,18 +48,17 @@ class MeanFiles:
     def __init__(self, folder: Path, most: int) -> None:
         self._folder, self._most = folder, most
 
-    def keep(self, round: int, chunks: Mapping[int, Buffer]) -> None:
-        """Keep the mean of a committed round: codes by their first element. Blocks; call it in a thread.
+    def keep(self, round: int, codes: Codes) -> None:
+        """Keep the mean of a committed round. Blocks; call it in a thread.
 
         Nothing is flushed, and a full disk only logged: another site has the mean, and a state will do as well.
         """
-        listed = sorted(chunks)
-        index = json.dumps([(start, len(chunks[start])) for start in listed]).encode()
+        index = json.dumps([(start, len(codes[start])) for start in sorted(codes)]).encode()
         path, unfinished = self._path(round), self._folder / "unfinished"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with unfinished.open("wb") as file:
-                file.writelines((index, b"\n", *(chunks[start] for start in listed)))
+                file.writelines((index, b"\n", *(codes[start] for start in sorted(codes))))
             unfinished.replace(path)
             self._rotate(path)
         except OSError as error:
@@ -103,10 +102,10 @@ class Means:
         """The means in a site's data folder."""
         return cls(config, layout, MeanFiles(folder / MEANS, STATE_BYTES * layout.length))
 
-    def keep(self, round: int, chunks: Mapping[int, Buffer]) -> None:
+    def keep(self, round: int, codes: Codes) -> None:
         """Keep the mean of a committed round, if a site that missed it could do anything with it. Blocks."""
-        if chunks and self._suffices(round):
-            self._files.keep(round, chunks)
+        if self._suffices(round):
+            self._files.keep(round, codes)
 
     def missing(self, state: OuterState, round: int) -> range:
         """The rounds that lead from a state to that of `round`, if their means are fewer bytes than a state."""

@@ -21,12 +21,13 @@ from pier_node.base.tracing import span
 from pier_node.outer.mean import Update
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
-from pier_node.rounds.attempt import Advance, Attempt, Codes, Streams, Tools, check_finite
+from pier_node.rounds.attempt import Advance, Attempt, Streams, Tools, check_finite
 from pier_node.rounds.commitments import Promises, Superseded
 from pier_node.rounds.double_votes import Disputes
 from pier_node.rounds.leader import BUSY, POLL, Leader, LeaderView, read_announcement, waiting_level
 from pier_node.rounds.proofs import ProgressChecks, Trust, Trusted, alone
 from pier_node.rounds.quorum import Base, flaw, has_quorum, leader_of, order
+from pier_node.rounds.reduce import Codes
 from pier_node.rounds.suspects import NOBODY, Behind, Standstill, Suspects, Suspicion
 from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, Chunk, PeerLost
 from pier_proto.v1.peer_pb2 import AbortNotice, Ack, Link, Proposal, Ready, Signed, Vote
@@ -386,8 +387,8 @@ class Rounds:
     async def _settled(self, state: OuterState, proof: Sequence[Link], codes: Codes) -> None:
         await asyncio.to_thread(self._tools.proofs.add, proof)
         await self._tools.keep(state)
-        if codes:
-            await asyncio.to_thread(self._tools.keep_mean, state.round, codes)
+        if codes and self._tools.means:
+            await asyncio.to_thread(self._tools.means.keep, state.round, codes)
         await self.promises.settle(state.round)
         self.state = self.decided = state
         self._base, self._committed_at = b"", asyncio.get_running_loop().time()

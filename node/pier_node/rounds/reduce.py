@@ -52,6 +52,8 @@ from pier_node.wire.carrier import CHUNK_BYTES, BadMessage, Carrier, Chunk, Peer
 from pier_proto.v1.peer_pb2 import Ballot, Share
 
 CHUNK = CHUNK_BYTES // 4
+Codes = Mapping[int, Buffer]
+"""An encoded mean: the code of each chunk by its first element."""
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ from pier_node.outer.mean import ONE_EACH, trimmed_mean, weighing, weighted_mean
 from pier_node.outer.noloco import PairRun
 from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import OuterState
-from pier_node.rounds.attempt import Codes, Tools, keep_no_mean
+from pier_node.rounds.attempt import Tools
 from pier_node.rounds.catch_up import shadow_fetcher
 from pier_node.rounds.folder import SiteRecord
+from pier_node.rounds.means import Means
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.proofs import Proofs, Trust
@@ -115,9 +116,7 @@ Keep = Callable[[OuterState], Awaitable[None]]
 """Returns once a committed state would survive a power cut. Raises PierError."""
 
 
-def rounds_of_all(
-    site: Joined, keep: Keep, length: int, state: OuterState, keep_mean: Callable[[int, Codes], None] = keep_no_mean
-) -> Rounds:
+def rounds_of_all(site: Joined, keep: Keep, length: int, state: OuterState, means: Means | None = None) -> Rounds:
     """Rounds of all sites, with what binds this site; in a run of pairs, the rounds of the final merge.
 
     In a pipeline, rounds decide about iterations: they take `length` elements unchanged (pipeline/vote_state.py).
@@ -132,7 +131,7 @@ def rounds_of_all(
         journal=Journal(site.settings.folder / "journal.json"),
         proofs=site.proofs,
         keep=keep,
-        keep_mean=keep_mean,
+        means=means,
         fetch_shadow=shadow_fetcher(carrier, length),
         faults=site.settings.faults,
         codec=codec("none" if alike else config.outer.codec, config.outer.density),

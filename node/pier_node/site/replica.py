@@ -64,7 +64,7 @@ class Replica:
         others = dict if config.outer.algorithm == "noloco" else joined.roster.participants
         self._log = RoundLog(config.inner.total_steps, joined.progress, joined.carrier, others)
         means = Means.of_site(joined.settings.folder, config, layout)
-        self._of_all = rounds_of_all(joined, self._keep, layout.length, state, means.keep)
+        self._of_all = rounds_of_all(joined, self._keep, layout.length, state, means)
         peers = Peers(joined.carrier, joined.roster, layout.length, joined.settings.faults, means)
         agreement: Agreement
         if config.outer.algorithm == "noloco":
@@ -152,6 +152,7 @@ class Replica:
                 await asyncio.to_thread(self._states.keep, checkpoint.state)
         self.saved(checkpoint.state)
         note(self._joined.settings.folder, event)
+        tell()
 
     async def _keep(self, state: OuterState) -> None:
         """Store a committed state, before this site announces that it has it. Raises PierError."""

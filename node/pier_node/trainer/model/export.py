@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -283,7 +284,7 @@ SHARD_BYTES = 5_000_000_000
 INDEX = "model.safetensors.index.json"
 GGUF = "model.gguf"
 MARK = ".pier-export"
-MARK_TEXT = "Pier wrote this model. `pier-node export` replaces it when it is given this folder again.\n"
+_MARK_TEXT = "Pier wrote this model. `pier-node export` replaces it when it is given this folder again.\n"
 
 
 def export(
@@ -323,18 +324,33 @@ def write_model(
         all_rules: one for each of their tensors.
         tensors: ours, by name.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / MARK).write_text(MARK_TEXT)
-        write_tokenizer(tokenizer, folder, about.get("max_position_embeddings") or about["n_positions"])
+    with exporting(folder, about, tokenizer, about.get("max_position_embeddings") or about["n_positions"]):
         clear(folder)
         _write_weights(all_rules, tensors, folder, shard_bytes)
+    return folder
+
+
+@contextmanager
+def exporting(folder: Path, about: Mapping[str, Any], tokenizer: str, context: int) -> Iterator[None]:
+    """Export a model: in here the caller clears the folder and writes the weights. config.json comes last.
+
+    Args:
+        about: the content of config.json.
+        context: most tokens that the model reads.
+
+    Raises:
+        PierError: the folder cannot be written, or the tokenizer.json does not exist.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARK).write_text(_MARK_TEXT)
+        write_tokenizer(tokenizer, folder, context)
+        yield
         (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n")
     except (OSError, SafetensorError) as error:
         raise PierError(
             f"{folder}: cannot export: {error}", "Choose a folder that has room and can be written."
         ) from error
-    return folder
 
 
 def require_ours(folder: Path) -> None:

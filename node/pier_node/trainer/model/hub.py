@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from pier_node.base.errors import PierError
@@ -161,22 +160,15 @@ def export(config: ModelSection, flat: Tensor, folder: Path, tokenizer: str) -> 
     model.assign(Layout.of(config).views(flat), flat.device)
     about |= {key: "float32" for key in _PRECISION if key in about}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / own.MARK).write_text(own.MARK_TEXT)
-        own.write_tokenizer(tokenizer, folder, config.context)
-        model.save(part)
-        own.clear(folder)
-        (part / "config.json").unlink()
-        for file in part.iterdir():
-            file.chmod((folder / own.MARK).stat().st_mode)  # safetensors makes files for their owner only
-            file.replace(folder / file.name)
-        part.rmdir()
-        (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n")
-    except (OSError, SafetensorError) as error:
+        with own.exporting(folder, about, tokenizer, config.context):
+            model.save(part)
+            own.clear(folder)
+            (part / "config.json").unlink()
+            for file in part.iterdir():
+                file.chmod((folder / own.MARK).stat().st_mode)  # safetensors makes files for their owner only
+                file.replace(folder / file.name)
+    finally:
         shutil.rmtree(part, ignore_errors=True)
-        raise PierError(
-            f"{folder}: cannot export: {error}", "Choose a folder that has room and can be written."
-        ) from error
     return folder
 
 
