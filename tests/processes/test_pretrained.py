@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import subprocess
@@ -15,6 +16,7 @@ import torch
 from processes.coordinated import Coordinated
 from processes.run import CORPUS
 from processes.site import PROGRAM, Site, wait_until
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -50,6 +52,15 @@ def made(kind: str) -> PreTrainedModel:
     return LlamaForCausalLM(LlamaConfig(**shape, rms_norm_eps=1e-5))
 
 
+def tokenizer_of(folder: Path) -> bytes:
+    """Give a model a tokenizer of its own: of bytes, with other ids than theirs."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    library = Tokenizer(models.BPE({letter: at for at, letter in enumerate(alphabet)}, []))
+    library.pre_tokenizer, library.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    library.save(str(folder / "tokenizer.json"))
+    return (folder / "tokenizer.json").read_bytes()
+
+
 def pier_node(*words: object) -> str:
     done = subprocess.run([PROGRAM, *map(str, words)], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -68,6 +79,10 @@ def sites(tmp_path: Path) -> Iterator[list[Site]]:
 def test_two_sites_go_on_from_a_model_that_only_the_founder_has(tmp_path: Path, sites: list[Site], kind: str) -> None:
     before, run, out = made(kind), tmp_path / "run.toml", tmp_path / "out"
     before.save_pretrained(tmp_path / "model")
+    ids, tokenizer = [*b"Pier"], b""
+    if kind == "qwen3":
+        tokenizer = tokenizer_of(tmp_path / "model")
+        ids = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json")).encode("Pier").ids
     said = pier_node("init", run, "--from", tmp_path / "model")
     assert f"pier-node start --run {run} --from {tmp_path / 'model'}" in said
     text = run.read_text()
@@ -89,7 +104,10 @@ def test_two_sites_go_on_from_a_model_that_only_the_founder_has(tmp_path: Path, 
     pier_node("export", out, "--data", second.folder)
     after = AutoModelForCausalLM.from_pretrained(out)
     assert type(after) is type(before)
-    assert AutoTokenizer.from_pretrained(out)("Pier")["input_ids"] == [*b"Pier"]
+    assert AutoTokenizer.from_pretrained(out)("Pier")["input_ids"] == ids
+    if tokenizer:
+        assert {(site.folder / "tokenizer.json").read_bytes() for site in sites} == {tokenizer}
+        assert f"fetching the run's tokenizer.json from {first.name}" in second.output
     for name, tensor in before.state_dict().items():
         torch.testing.assert_close(after.state_dict()[name], tensor.float(), atol=1e-6, rtol=0, msg=name)
     measured = pier_node("evaluate", "--json", "--data", second.folder, *data[:2])
@@ -104,14 +122,20 @@ def _has_begun(site: Site) -> bool:
 def test_with_a_coordinator_the_first_site_brings_the_weights(tmp_path: Path) -> None:
     before, folder = made("llama"), tmp_path / "model"
     before.save_pretrained(folder)
+    tokenizer = tokenizer_of(folder)
     tables: dict[str, dict[str, Any]] = {
         "model": {**read_config(folder).model_dump(exclude_none=True), "context": 64},
         "inner": {"total_steps": 4, "warmup_steps": 0, "lr": 1e-9, "min_lr": 0.0, "weight_decay": 0.0},
         "outer": {"start": "none", "inner_steps": 2},
+        "data": {
+            "tokenizer": str(folder / "tokenizer.json"),
+            "tokenizer_hash": hashlib.sha256(tokenizer).hexdigest(),
+        },
     }
     run = Coordinated(tmp_path, 2, "grpc", tables)
     try:
         run.start()
+        (folder / "tokenizer.json").unlink()  # from now on the coordinator's copy is the only one
         for site in run.sites:
             site.command += ["--from", str(folder)]
             run.invite(site)
@@ -122,6 +146,9 @@ def test_with_a_coordinator_the_first_site_brings_the_weights(tmp_path: Path) ->
         first, second = run.sites
         assert f"The run starts from the weights in {folder}." in first.output
         assert f"the weights in {folder} are not used" in second.output
+        for site in run.sites:
+            assert "fetching the run's tokenizer.json from the coordinator" in site.output
+            assert (site.folder / "tokenizer.json").read_bytes() == tokenizer
         pier_node("export", tmp_path / "out", "--data", second.folder)
     finally:
         run.kill()

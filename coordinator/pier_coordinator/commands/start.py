@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import re
 import sys
 import time
@@ -32,7 +33,12 @@ from pier_node.base.log import log_to
 from pier_node.base.tasks import until_stopped
 from pier_node.commands.init import Wanted
 from pier_node.commands.init import init as write_run
+from pier_node.config.presets import TOKENIZER
+from pier_node.config.run import RunConfig
+from pier_node.wire import tokenizer
 from pier_node.wire.addresses import choose_address
+
+log = logging.getLogger(__name__)
 
 GLANCE = 0.5
 """Minimum seconds between two transfers of the sites' pulses and the experts' progress to the page's board. With many
@@ -101,6 +107,19 @@ def run_coordinator(settings: Settings, quiet: bool, log_json: bool = False) -> 
     say("Stopped; the sites train on, and report again when it is back.")
 
 
+def _with_tokenizer(home: Home) -> RunConfig:
+    """The run's configuration, with the folder's copy of its tokenizer.json, from which sites get theirs."""
+    config = tokenizer.keep(home.config, home.folder)
+    if tokenizer.is_missing(config, home.folder):
+        log.warning(
+            "data.tokenizer = %s: the file of the run is not here, so a site that joins must have it; "
+            "copy it to %s and start again, and sites get it from here",
+            config.data.tokenizer,
+            home.folder / TOKENIZER,
+        )
+    return config
+
+
 async def _run(settings: Settings, say: Callable[[str], None]) -> None:
     home, board = settings.home, ReadModel(config=settings.home.config)
     async with AsyncExitStack() as stack:
@@ -108,7 +127,7 @@ async def _run(settings: Settings, say: Callable[[str], None]) -> None:
         store = Store(home.database, compaction.told)
         stack.push_async_callback(store.close)
         compaction.restore(store)
-        coordinator = Coordinator(store, home.config)
+        coordinator = Coordinator(store, await asyncio.to_thread(_with_tokenizer, home))
         await coordinator.begin()
         host, port = parse_address(settings.listen)
         service = CoordinatorService(coordinator, home.credentials(), home.authority)

@@ -18,7 +18,7 @@ from pier_node.wire.carrier import BadMessage
 from pier_node.wire.files import PIECE
 from pier_node.wire.rules import AMOUNT, ANY, COUNT, HASH, LOSS, NODE, Many, Only, Part, below, or_empty, size, text
 from pier_proto.v1 import coordinator_pb2 as pb
-from pier_proto.v1.peer_pb2 import Place, Pulse, Revocations, Site
+from pier_proto.v1.peer_pb2 import Place, Pulse, Revocations, Site, TokenizerRequest
 
 MESSAGE_BYTES = 256 << 10
 RECORDS = 256
@@ -205,6 +205,7 @@ FIELDS = rules.complete(
             "piece": size(0, PIECE),
             "offset": COUNT,
         },
+        TokenizerRequest: peers.FIELDS[TokenizerRequest],
         pb.GiveCheckpointReply: {},
         pb.FetchCheckpointRequest: {
             "lease": LEASE,

@@ -43,10 +43,11 @@ from pier_node.identity.node import node_id
 from pier_node.identity.tls import der
 from pier_node.site.coordinator.expert_messages import kept
 from pier_node.site.coordinator.link import DELIVERY
+from pier_node.wire import tokenizer
 from pier_node.wire.carrier import PROTOCOL, BadMessage
 from pier_node.wire.rules import REVOKED
 from pier_proto.v1 import coordinator_pb2 as pb
-from pier_proto.v1.peer_pb2 import Revocations, Site
+from pier_proto.v1.peer_pb2 import Revocations, Site, TokenizerPart, TokenizerRequest
 
 CLOCK = 3600.0
 """Seconds by which a site's clock may differ: beyond that, its reports would be misplaced in every chart."""
@@ -203,6 +204,10 @@ class Reception:
             order=order(registered.order),
             revocations=self._news(0),
         )
+
+    async def tokenizer(self, _node: str, request: TokenizerRequest) -> TokenizerPart:
+        """A part of the run's tokenizer.json. Raises BadMessage."""
+        return await asyncio.to_thread(tokenizer.part, self._of.config, request)
 
     async def heartbeat(self, node: str, request: pb.HeartbeatRequest) -> pb.HeartbeatReply:
         """Take the heartbeat of a site. Raises Unregistered, Superseded."""

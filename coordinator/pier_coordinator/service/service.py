@@ -31,6 +31,7 @@ from pier_node.wire.grpc.carrier import NO_PROBES, server_options
 from pier_node.wire.grpc.reasons import brief
 from pier_node.wire.links import GRACE
 from pier_proto.v1 import coordinator_pb2 as pb
+from pier_proto.v1.peer_pb2 import TokenizerRequest
 
 SERVICE = "pier.v1.Coordinator"
 CALLS = 4096
@@ -58,6 +59,7 @@ class Rate:
 RATES: Mapping[str, Rate] = {
     "Enrol": Rate(2, 30),
     "Register": Rate(0.5, 10),
+    "Tokenizer": Rate(2, 100),  # a start takes up to 64
     "Heartbeat": Rate(4, 20),
     "Watch": Rate(0.5, 10),
     "Deliver": Rate(20, 200),  # one sheet per expert, domain and split
@@ -127,6 +129,7 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Enrol": grpc.unary_unary_rpc_method_handler(self._enrol),
             "Register": self._member_method("Register", pb.RegisterRequest, self._reception.register),
+            "Tokenizer": self._member_method("Tokenizer", TokenizerRequest, self._reception.tokenizer),
             "Heartbeat": grpc.stream_stream_rpc_method_handler(self._heartbeats),
             "Report": self._member_method("Report", pb.ReportRequest, self._reception.report),
             "Deliver": grpc.stream_unary_rpc_method_handler(self._deliver),

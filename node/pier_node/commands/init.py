@@ -124,6 +124,7 @@ def init(path: Path, wanted: Wanted, force: bool) -> str:
         for section, keys in _tables_of(wanted.weights).items():
             tables[section] = {**tables.get(section, {}), **keys}
         how += f" --from {wanted.weights}"
+    _name_tokenizer(tables)
     tables["outer"], why, told = {**LEAST_LOSS}, WHY, ""
     if pace := wanted.pace:
         if sites < 2:
@@ -142,7 +143,6 @@ def init(path: Path, wanted: Wanted, force: bool) -> str:
 
 
 def _tables_of(weights: Path) -> dict[str, dict[str, Any]]:
-    from pier_node.trainer.data.tokens import open_tokenizer
     from pier_node.trainer.model.cost import CHUNK
     from pier_node.trainer.model.hub import read_config
 
@@ -152,11 +152,19 @@ def _tables_of(weights: Path) -> dict[str, dict[str, Any]]:
         model = model.model_copy(update={"context": min(model.context, LONGEST)})
     tables: dict[str, dict[str, Any]] = {"model": model.model_dump(exclude_none=True)}
     if tokenizer.exists():
-        path = str(tokenizer.absolute())
-        tables["data"] = {"tokenizer": path, "tokenizer_hash": open_tokenizer(path).fingerprint}
+        tables["data"] = {"tokenizer": str(tokenizer.absolute())}
     if model.transformers and model.context * model.vocab_size > CHUNK:  # it has no loss in chunks
         tables["inner"] = {"micro_batch": 1}
     return tables
+
+
+def _name_tokenizer(tables: dict[str, dict[str, Any]]) -> None:
+    """Say which file the tokenizer is, if it is here: then a site that joins gets it from the others."""
+    from pier_node.trainer.data.tokens import open_tokenizer
+
+    name = tables.get("data", {}).get("tokenizer", "bytes")
+    if name != "bytes" and Path(name).exists():
+        tables["data"]["tokenizer_hash"] = open_tokenizer(name).fingerprint
 
 
 def _start(path: Path) -> str:
@@ -182,8 +190,15 @@ def recipe(preset: str, steps: int = 0) -> dict[str, dict[str, Any]]:
 
 
 def _missing(tables: dict[str, dict[str, Any]]) -> str:
-    tokenizer = tables.get("data", {}).get("tokenizer", "bytes")
-    if tokenizer != TOKENIZER:
+    data = tables.get("data", {})
+    if data.get("tokenizer") != TOKENIZER:
         return ""
+    if "tokenizer_hash" in data:
+        return (
+            f"Its tokenizer is the {TOKENIZER} here, which others get from the first site. Give it text to train on.\n"
+        )
     family = FAMILY[tables["model"]["preset"].split("-")[0]]
-    return f"Put the {TOKENIZER} of {family} here, or set another in [data], with text to train on.\n"
+    return (
+        f"Put the {TOKENIZER} of {family} here and repeat this command with --force, or set another in [data], with "
+        "text to train on.\n"
+    )

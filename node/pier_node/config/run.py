@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from pier_node.base.errors import PierError
 from pier_node.base.toml import Fraction, PositiveInt, Section, read_toml, validated
-from pier_node.config.presets import PRESETS
+from pier_node.config.presets import PRESETS, TOKENIZER
 from pier_node.config.pretrained import TransformersSection
 from pier_node.config.program import ProgramSection, outer_of_program
 
@@ -211,7 +211,7 @@ class DataSection(SourceSection):
     tokenizer: str = "bytes"
     """Either `bytes`, or the path of a tokenizer.json."""
     tokenizer_hash: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$"), LATER] = ""
-    """SHA-256 of the text of that file, which must be the same at every site; empty: this is not checked."""
+    """SHA-256 of that file. A site that joins gets the file from there, too; empty: each must have it, unchecked."""
     validation: Annotated[float, Field(gt=0.0, le=0.5)] = 0.02
     """Fraction of the documents that no site trains on."""
     dealt: Annotated[bool, LATER] = True
@@ -231,8 +231,10 @@ class DataSection(SourceSection):
         return self
 
     @model_validator(mode="after")
-    def check_mask(self) -> Self:
-        """Refuse to separate documents by a byte that is in them."""
+    def check_tokenizer(self) -> Self:
+        """Refuse a hash of no file, and to separate documents by a byte that is in them."""
+        if self.tokenizer_hash and self.tokenizer == "bytes":
+            raise ValueError('tokenizer_hash is of a tokenizer.json: leave it out with tokenizer = "bytes"')
         if self.document_mask and self.tokenizer == "bytes":
             raise ValueError('document_mask = true needs a tokenizer with an end-of-text token, not "bytes"')
         return self
@@ -497,7 +499,14 @@ class RunConfig(Section):
 
     def canonical(self) -> str:
         """The one JSON text of this configuration: defaults filled in, but for keys marked LATER; sorted, no spaces."""
-        return json.dumps(_canonical(self), sort_keys=True, separators=(",", ":"))
+        tables = _canonical(self)
+        if self.data.tokenizer_hash:  # which says what the file is; each site has it at a path of its own
+            tables["data"]["tokenizer"] = TOKENIZER
+        return json.dumps(tables, sort_keys=True, separators=(",", ":"))
+
+    def with_tokenizer(self, path: str) -> Self:
+        """The same run, with its tokenizer at another path."""
+        return self.model_copy(update={"data": self.data.model_copy(update={"tokenizer": path})})
 
     def hash(self) -> bytes:
         """SHA-256 of the canonical form: sites with equal hashes are in the same run."""

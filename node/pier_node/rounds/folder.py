@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from pier_node.base import durable
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, from_canonical
+from pier_node.wire.tokenizer import with_copy
 from pier_node.wire.transport import Transport
 from pier_proto.v1.peer_pb2 import Site
 
@@ -134,7 +135,7 @@ def require_folder(folder: Path) -> None:
 def load_run(folder: Path) -> RunConfig | None:
     """Configuration of the run that this folder belongs to; None if it belongs to no run yet. Raises PierError."""
     path = folder / RUN_FILE
-    return from_canonical(path.read_text()) if path.exists() else None
+    return with_copy(from_canonical(path.read_text()), folder) if path.exists() else None
 
 
 def save_run(folder: Path, config: RunConfig) -> None:

@@ -40,7 +40,7 @@ from pier_node.site.replica import Replica, prepare
 from pier_node.site.report import Reporter, Status, StatusServer, name_in_logs, tell_of_missing
 from pier_node.site.settings import Settings
 from pier_node.site.shutdown import wait_for_unfinished
-from pier_node.wire.carrier import HELLO
+from pier_node.wire.carrier import HELLO, TOKENIZER_PART
 from pier_node.wire.probe import ProbeServer
 from pier_node.wire.transport import make_carrier
 from pier_proto.v1.peer_pb2 import Site
@@ -225,6 +225,7 @@ class Entrance:
         put_out = convicted, coordination.revoked if coordination else None
         reception = Reception(self.carrier, self.roster, config, lambda: self._site, *put_out)
         self.carrier.serve(HELLO, reception.answer)
+        self.carrier.serve(TOKENIZER_PART, reception.part_of_tokenizer)
         ProbeServer(self.carrier, config.hash(), self.roster.address)
         await self._meet(stack, reception, is_known=known is not None)
         joined = Joined(

@@ -14,14 +14,15 @@ import logging
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from pier_node.base.address import parse_address
 from pier_node.base.errors import PierError
 from pier_node.base.patience import Attempts
-from pier_node.config.presets import DATA, RUN_TOML
+from pier_node.config.presets import DATA, RUN_TOML, TOKENIZER
 from pier_node.config.run import RunConfig, config_changes, from_canonical, load
 from pier_node.identity.certificates import Credentials, credentials
 from pier_node.identity.invite import Invite
@@ -33,15 +34,24 @@ from pier_node.rounds.revocations import FILE as REVOKED_FILE
 from pier_node.rounds.revocations import Revoked
 from pier_node.rounds.roster import Roster
 from pier_node.site.bootstrap import no_weights
-from pier_node.site.coordinator.link import Enrolment, enrol_patiently
+from pier_node.site.coordinator.link import Enrolment, Link, Refused, Unreachable, enrol_patiently
 from pier_node.site.journal import Journal
 from pier_node.site.running import start_command
 from pier_node.site.settings import Settings
 from pier_node.trainer.data.corpus import SiteData, check_data
+from pier_node.wire import tokenizer
 from pier_node.wire.addresses import free_port
-from pier_node.wire.carrier import GREETING, PROTOCOL, BadMessage, PeerLost, PeerRefused, SiteCarrier
+from pier_node.wire.carrier import (
+    GREETING,
+    PROTOCOL,
+    TOKENIZER_PART,
+    BadMessage,
+    PeerLost,
+    PeerRefused,
+    SiteCarrier,
+)
 from pier_node.wire.transport import Transport, check_address, make_carrier
-from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Site
+from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Site, TokenizerPart, TokenizerRequest
 
 STATES = ("checkpoints", "states")
 JOURNAL = "journal.json"
@@ -160,11 +170,19 @@ async def find_run(settings: Settings) -> Membership:
     config = known_config(settings)
     if token is None and config is not None and not settings.peers and not settings.insecure:
         token = Token.new(config.hash(), identity.node)
+    unchecked = config is None or _awaits_tokenizer(config, settings, record)
+
+    def connect(run_hash: bytes) -> SiteCarrier:
+        return make_carrier(transport, identity.node, run_hash, credentials(identity, token) if token else None)
+
     if config is None:
-        config = await _ask_for_config(settings.peers, transport, identity, token)
-        await asyncio.to_thread(check_needs, config, settings.after(record), record)
+        config = await _ask_for_config(settings.peers, connect)
     if token is not None:
         token.require_run(config.hash())
+    addresses = [*settings.peers, *(site.address for site in record.sites())] if record else settings.peers
+    config = await _with_tokenizer(config, settings, partial(_tokenizer_of_peers, connect, addresses))
+    if unchecked:
+        await asyncio.to_thread(check_needs, config, settings.after(record), record)
     if is_replaced(settings):
         log.warning("%s belonged to another run, in which it took part in no round; it belongs to this run now", folder)
         forget_run(folder)
@@ -185,8 +203,18 @@ def check_start(settings: Settings) -> None:
     config = load_run(settings.folder) if by_coordinator else known_config(settings)
     if not by_coordinator:
         find_token(settings)
-    if config:
+    if config and not _awaits_tokenizer(config, settings, record):
         check_needs(config, settings.after(record), record)
+
+
+def _awaits_tokenizer(config: RunConfig, settings: Settings, record: SiteRecord | None) -> bool:
+    """Whether this site is to get the run's tokenizer.json from others: it is not here."""
+    others = settings.peers or settings.coordinator or Enrolment.load(settings.folder) or (record and record.peers)
+    return bool(others) and tokenizer.is_missing(config, settings.folder, _brought(settings))
+
+
+def _brought(settings: Settings) -> list[Path]:
+    return [settings.weights / TOKENIZER] if settings.weights else []
 
 
 def check_port(settings: Settings) -> None:
@@ -271,6 +299,8 @@ async def _through_coordinator(
 ) -> Membership:
     enrolment, config = await find_place(settings, identity)
     save_run(settings.folder, config)  # before the check: the invite may be used up, and must not be needed again
+    fetch = partial(_tokenizer_of_coordinator, enrolment, enrolment.credentials(identity))
+    config = await _with_tokenizer(config, settings, fetch)
     await asyncio.to_thread(check_needs, config, settings.after(record), record)
     return Membership(config, identity, None, enrolment.credentials(identity), record, transport, enrolment)
 
@@ -343,15 +373,62 @@ def known_config(settings: Settings) -> RunConfig | None:
     return given or stored
 
 
-async def _ask_for_config(
-    peers: Iterable[str], transport: Transport, identity: Identity, token: Token | None
-) -> RunConfig:
-    carrier = make_carrier(transport, identity.node, b"", credentials(identity, token) if token else None)
+Connect = Callable[[bytes], SiteCarrier]
+"""A carrier in the run with that hash; b"": it is not known yet."""
+
+
+async def _ask_for_config(peers: Iterable[str], connect: Connect) -> RunConfig:
+    carrier = connect(b"")
     try:
-        reply = await first_answer(carrier, peers, HelloRequest(protocol=PROTOCOL, site=Site(node=identity.node)))
+        reply = await first_answer(carrier, peers, HelloRequest(protocol=PROTOCOL, site=Site(node=carrier.node)))
     finally:
         await carrier.stop()
     return from_canonical(reply.run_config)
+
+
+async def _with_tokenizer(
+    config: RunConfig, settings: Settings, fetch: Callable[[RunConfig, Path], Awaitable[RunConfig]]
+) -> RunConfig:
+    """The configuration with the path of this site's copy of the run's tokenizer.json, if it has one."""
+    config = await asyncio.to_thread(tokenizer.keep, config, settings.folder, _brought(settings))
+    return await fetch(config, settings.folder) if tokenizer.is_missing(config, settings.folder) else config
+
+
+async def _tokenizer_of_peers(connect: Connect, peers: Sequence[str], config: RunConfig, folder: Path) -> RunConfig:
+    carrier, problems = connect(config.hash()), list[str]()
+    try:
+        request = HelloRequest(protocol=PROTOCOL, run_hash=config.hash(), site=Site(node=carrier.node))
+        for site in (await first_answer(carrier, peers, request)).roster:
+            carrier.introduce(site.node, site.address)
+            log.info("fetching the run's %s from %s", TOKENIZER, site.name or site.node)
+            try:
+                ask = partial(carrier.call, site.node, TOKENIZER_PART, timeout=tokenizer.PATIENCE)
+                return await tokenizer.fetch(config, folder, ask)
+            except (PeerLost, BadMessage) as problem:
+                problems.append(f"{site.name or site.node}: {problem}")
+    finally:
+        await carrier.stop()
+    raise _no_tokenizer("; ".join(problems), folder)
+
+
+async def _tokenizer_of_coordinator(
+    enrolment: Enrolment, own: Credentials, config: RunConfig, folder: Path
+) -> RunConfig:
+    link = Link(enrolment.address, enrolment.node, own)
+    log.info("fetching the run's %s from the coordinator", TOKENIZER)
+    try:
+        return await tokenizer.fetch(config, folder, link.tokenizer)
+    except (Unreachable, Refused, BadMessage) as problem:
+        raise _no_tokenizer(str(problem), folder) from problem
+    finally:
+        await link.close()
+
+
+def _no_tokenizer(why: str, folder: Path) -> PierError:
+    return PierError(
+        f"the run's {TOKENIZER} is not here, and nobody has sent it: {why}",
+        f"Copy that of the run's founder to {folder / TOKENIZER}.",
+    )
 
 
 async def first_answer(carrier: SiteCarrier, addresses: Iterable[str], request: HelloRequest) -> HelloReply:
@@ -438,6 +515,10 @@ class Reception:
             double_votes=self._convicted.proven,
             time=time.time(),
         )
+
+    async def part_of_tokenizer(self, _sender: str, request: TokenizerRequest) -> TokenizerPart:
+        """A part of the run's tokenizer.json. Raises BadMessage."""
+        return await asyncio.to_thread(tokenizer.part, self._config, request)
 
     async def introduce(self, addresses: Iterable[str]) -> int:
         """Send hellos to addresses, and to new ones in the rosters received. Returns how many answered."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from pier_node.config.run import RunConfig
+from pier_node.config.run import RunConfig, from_canonical
 from pier_node.engine.process import Child, Command
 from pier_node.engine.program import Program
 from pier_node.trainer.data.corpus import SiteData
@@ -27,6 +27,7 @@ class Setup:
         config: RunConfig in its canonical form.
         node: decides, with the seed of the run, the order of the rows.
         data_path: see SiteData.
+        tokenizer: the path of data.tokenizer at this site.
         parallel: how the workers share the model.
         samples: log a sample of text after each evaluation.
     """
@@ -34,8 +35,14 @@ class Setup:
     config: str
     node: str
     data_path: str | None
+    tokenizer: str = "bytes"
     parallel: Parallel = DDP
     samples: bool = False
+
+    @property
+    def run(self) -> RunConfig:
+        """The run's configuration at this site."""
+        return from_canonical(self.config).with_tokenizer(self.tokenizer)
 
     @classmethod
     def of_environment(cls) -> Self:
@@ -72,7 +79,7 @@ def own_trainer(config: RunConfig, node: str, data: SiteData, folder: Path, work
         node: this site's node id.
         folder: this node's folder; receives `logs/workers.log` and `cache`.
     """
-    setup = Setup(config.canonical(), node, data.path, workers.parallel, workers.samples)
+    setup = Setup(config.canonical(), node, data.path, config.data.tokenizer, workers.parallel, workers.samples)
     command = Command(words(workers.count), setup.environment(), log_file(folder), workers.spare)
     program = Program(None, command)
     program.place(config, data.slot, data.slots, folder / "cache")

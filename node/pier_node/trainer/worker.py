@@ -41,7 +41,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.processes import call_process, die_with_parent, spin_little
 from pier_node.base.shared import attach
 from pier_node.config.program import described
-from pier_node.config.run import RunConfig, from_canonical
+from pier_node.config.run import RunConfig
 from pier_node.engine import messages
 from pier_node.engine.client import Link, Site, StopTraining
 from pier_node.engine.machines import Ranks
@@ -251,7 +251,7 @@ def _connected(path: str) -> socket.socket:
 
 
 def _train(link: Link, setup: Setup, parallel: Parallel) -> None:
-    config = from_canonical(setup.config)
+    config = setup.run
     worker, step_tokens = Worker(link, config, setup, parallel), config.inner.batch_size * config.model.context
     tensors = described((entry.name, entry.shape) for entry in Layout.of(config.model).entries)
     link.send(messages.Attach(messages.VERSION, [*tensors], step_tokens, "", link.ranks.count, PATIENCE, [*worker.can]))
@@ -313,7 +313,7 @@ def _set_environment() -> None:
 
 def _plan(setup: Setup, workers: int) -> tuple[int, Parallel]:
     """The number of workers, and how they share the model."""
-    config, world = from_canonical(setup.config), workers or devices.count()
+    config, world = setup.run, workers or devices.count()
     bf16 = devices.uses_bf16(devices.pick(), config.inner.precision)
     return world, chosen(setup.parallel, config, world, devices.memory(), bf16)
 

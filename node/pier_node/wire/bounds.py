@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from pier_node.config.run import SITES
 from pier_node.wire import rules
-from pier_node.wire.carrier import CHUNK_BYTES, BadMessage, Chunk, split
+from pier_node.wire.carrier import CHUNK_BYTES, TOKENIZER_BYTES, BadMessage, Chunk, split
 from pier_node.wire.rules import AMOUNT, ANY, COUNT, HASH, LOSS, NODE, NODES, REASON, Many, Part, below, or_empty, size
 from pier_proto.v1 import peer_pb2 as peer
 from pier_proto.v1 import stream_pb2 as stream
@@ -167,6 +167,8 @@ FIELDS = rules.complete(
             "length": rules.ELEMENT,
             "stage": STATE_STAGE,
         },
+        peer.TokenizerRequest: {"offset": below(TOKENIZER_BYTES)},
+        peer.TokenizerPart: {"data": size(1, CHUNK_BYTES), "size": below(TOKENIZER_BYTES + 1)},
         peer.ProbeRequest: {
             "padding": rules.PADDING,
             "reply_size": below(CHUNK_BYTES + 1),

@@ -94,6 +94,8 @@ REPLY_BYTES = 2 << 20
 """Largest answer in bytes except Describe's: a Hello with a roster of 1024 sites and the run's configuration."""
 MANIFEST_BYTES = 16 << 20
 """Largest answer to Describe, in bytes."""
+TOKENIZER_BYTES = 64 << 20
+"""Largest tokenizer.json that is sent, in bytes: those of vocabularies of 262,144 tokens have half of it."""
 
 GREETING = 10.0
 """Seconds for the answer to a hello."""
@@ -143,6 +145,7 @@ ROUTE = Method("Route", pb.IterationPlan, pb.Ack)
 TALLY = Method("Tally", pb.Worked, pb.Total)
 DROP = Method("Drop", pb.Dropped, pb.Ack)
 DESCRIBE = Method("Describe", pb.StateRequest, pb.Manifest, MANIFEST_BYTES)
+TOKENIZER_PART = Method("Tokenizer", pb.TokenizerRequest, pb.TokenizerPart)
 PROBE = Method("Probe", pb.ProbeRequest, pb.ProbeReply)
 EXCHANGE, FETCH = "Exchange", "Fetch"
 """The two kinds of streams: pushed to a peer, and pulled from it."""

@@ -197,6 +197,51 @@ class HelloReply(_message.Message):
 Global___HelloReply: _TypeAlias = HelloReply  # noqa: Y015
 
 @_typing.final
+class TokenizerRequest(_message.Message):
+    """A part of the run's tokenizer.json: see wire/tokenizer.py."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """of its first byte"""
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizerRequest: _TypeAlias = TokenizerRequest  # noqa: Y015
+
+@_typing.final
+class TokenizerPart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    size: _builtins.int
+    """of the whole file, in bytes"""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizerPart: _TypeAlias = TokenizerPart  # noqa: Y015
+
+@_typing.final
 class DoubleVote(_message.Message):
     """Two votes of one node that no honest node casts: see rounds/double_votes.py."""
 

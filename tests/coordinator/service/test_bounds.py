@@ -48,7 +48,7 @@ from pier_proto.v1.coordinator_pb2 import (
     Stage,
     WatchRequest,
 )
-from pier_proto.v1.peer_pb2 import Place, Pulse, Revocations, Site
+from pier_proto.v1.peer_pb2 import Place, Pulse, Revocations, Site, TokenizerRequest
 
 KINDS = sorted(FIELDS, key=lambda kind: kind.__name__)
 SAMPLE = Sample(inner_step=1, tokens=2, tokens_per_second=3.0, loss=math.nan, utilisation=0.5, bytes_sent=4, memory=5)
@@ -112,6 +112,7 @@ SAMPLES: list[Message] = [
     FetchCheckpointRequest(lease=b"l", plan="ab" * 16, job=3, digest="ef" * 32, offset=1 << 40),
     ArrivedRequest(lease=b"l", digest=bytes(32)),
     ArrivedReply(offset=1 << 40),
+    TokenizerRequest(offset=1 << 20),
     REPORT,
     ReportReply(stored=9),
 ]
@@ -119,7 +120,8 @@ SAMPLES: list[Message] = [
 
 def test_there_is_a_rule_for_every_field_of_every_message() -> None:
     messages = dict(coordinator_pb2.DESCRIPTOR.message_types_by_name)
-    assert {kind.__name__ for kind in KINDS} - {"Site", "Pulse", "Place", "Revocations"} == set(messages)
+    of_sites = {"Site", "Pulse", "Place", "Revocations", "TokenizerRequest"}
+    assert {kind.__name__ for kind in KINDS} - of_sites == set(messages)
     for kind in KINDS:
         assert set(FIELDS[kind]) == set(kind.DESCRIPTOR.fields_by_name), kind.__name__
 

@@ -31,11 +31,13 @@ from pier_node.identity.certificates import Credentials, check_issued
 from pier_node.identity.invite import Invite, pin
 from pier_node.identity.node import Identity, key_pem, node_id
 from pier_node.identity.tls import certificate_at
+from pier_node.wire import tokenizer
 from pier_node.wire.carrier import PROTOCOL
 from pier_node.wire.grpc.carrier import CHANNEL_OPTIONS, NO_PROBES
 from pier_node.wire.grpc.reasons import Circumstances, lost
 from pier_proto.v1 import coordinator_pb2 as pb
 from pier_proto.v1.coordinator_pb2 import EnrolReply, EnrolRequest
+from pier_proto.v1.peer_pb2 import TokenizerPart, TokenizerRequest
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +84,10 @@ class Link:
     async def enrol(self, request: pb.EnrolRequest, timeout: float) -> pb.EnrolReply:
         """Call Enrol. Raises Refused, Unreachable."""
         return await self._ask("Enrol", request, pb.EnrolReply, timeout)
+
+    async def tokenizer(self, request: TokenizerRequest) -> TokenizerPart:
+        """Call Tokenizer. Raises Refused, Unreachable."""
+        return await self._ask("Tokenizer", request, TokenizerPart, tokenizer.PATIENCE)
 
     async def register(self, request: pb.RegisterRequest, timeout: float) -> pb.RegisterReply:
         """Call Register. Raises Refused, Unreachable."""

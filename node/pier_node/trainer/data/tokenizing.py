@@ -96,6 +96,7 @@ class Text:
     def _unused(self) -> set[str]:
         """Keys that decide nothing here, or that did not exist when the first tokens were cached."""
         unused = {"tokenizer_hash", "dealt", "document_mask", "mixture"}
+        unused |= {"tokenizer"} if self.config.tokenizer_hash else set()
         return unused | {key for key in ("subset", "split", "limit") if not self._decides(key)}
 
     def _decides(self, key: str) -> bool:

@@ -72,7 +72,8 @@ class FileTokenizer:
         from tokenizers import Tokenizer as Library
 
         try:
-            text = path.read_text(encoding="utf-8")
+            content = path.read_bytes()
+            text = content.decode()
         except (OSError, UnicodeDecodeError) as error:
             raise PierError(
                 f"data.tokenizer = {path}: {error}",
@@ -85,7 +86,7 @@ class FileTokenizer:
         ids = self._library.get_vocab(with_added_tokens=True)
         self.vocab_size = max(ids.values(), default=-1) + 1
         self.separator = next((ids[name] for name in END_OF_TEXT if name in ids), None)
-        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
+        self.fingerprint = hashlib.sha256(content).hexdigest()
 
     def encode(self, text: str) -> Tokens:
         """The ids of a text, uint32 [tokens], without special tokens."""
