@@ -31,6 +31,7 @@ from pier_node.commands.options import (
     TRANSPORT,
     dataset,
     explained,
+    from_model,
     preset,
     with_parallel,
     with_token,
@@ -191,12 +192,9 @@ main.add_command(serve)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default=Path("run.toml"))
 @click.option("--sites", type=click.IntRange(min=1), help="Number of sites to wait for. [default: 1]")
 @preset("Model size.")
-@click.option(
-    "--from",
-    "weights",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Train the model in this folder, a causal language model in Hugging Face's format: Llama and GPT-2 by Pier's "
-    "own decoder, any other by the package transformers. [default: a new one]",
+@from_model(
+    "Train the model in this folder, or of this name on the Hugging Face hub: Llama and GPT-2 by Pier's own decoder, "
+    "any other causal language model by the package transformers. [default: a new one]"
 )
 @click.option(
     "--steps",
@@ -261,11 +259,9 @@ def init(
     help="Train with this program, which calls pier.join. Pier starts it, watches it and restarts it. "
     "[default: Pier's own trainer]",
 )
-@click.option(
-    "--from",
-    "weights",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Found the run from the weights in this folder, in Hugging Face's format. [default: from the run's seed]",
+@from_model(
+    "Found the run from the weights in this folder, or of this name on the Hugging Face hub. "
+    "[default: from the run's seed]"
 )
 @click.option("--program-socket", type=click.Path(path_type=Path), hidden=True)
 @with_parallel

@@ -46,6 +46,31 @@ PEERS = click.option(
     help="Address of a site in the run to join. Can be repeated, or separated by commas. "
     "[default: the sites stored in --data; port 7700]",
 )
+
+
+def from_model(explained: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option --from: a folder in Hugging Face's format, or the name of a model on the hub, which is downloaded."""
+    return click.option("--from", "weights", metavar="MODEL", callback=_model_folder, help=explained)
+
+
+def _model_folder(_context: click.Context, _option: click.Parameter, name: str | None) -> Path | None:
+    if name is None or Path(name).is_dir():
+        return Path(name) if name else None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    if name.count("/") != 1:
+        raise click.BadParameter(f"{name}: there is no such folder; models on the hub have names like Qwen/Qwen3-0.6B")
+    wanted = ["config.json", "tokenizer.json", "*.safetensors", "model.safetensors.index.json"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*", "consolidated*"]))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise click.BadParameter(
+            f"{name}: there is no such folder, and the hub does not give it: {str(error).splitlines()[0]}. Download it "
+            "where the hub can be reached (`hf download`), or `hf auth login` if it wants to know who asks."
+        ) from error
+
+
 LONGEST_TOKEN = 4096
 _TOKEN = click.option(
     "--token",
