@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pier_node.base.shared import SharedVector, attach
+from pier_node.base import shared
+from pier_node.base.shared import Pool, SharedVector, attach
 
 LENGTH = 1021
-"""Of these tests alone: spares of this length come from here."""
 
 
 @pytest.fixture(autouse=True)
-def _no_spares() -> None:
-    SharedVector._spares.clear()
+def own_pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
+    """Spares come from the test alone."""
+    pool = Pool()
+    monkeypatch.setattr(shared, "pool", pool)
+    return pool
 
 
 def test_another_process_sees_the_same_memory() -> None:
@@ -35,14 +40,13 @@ def test_it_has_no_name() -> None:
     assert "memfd:pier" in str(Path(vector.path).readlink())
 
 
-def test_its_memory_outlives_it_where_it_is_mapped() -> None:
+def test_its_memory_outlives_it_where_it_is_mapped(own_pool: Pool) -> None:
     vector = SharedVector(LENGTH)
-    mapped = attach(vector.path, LENGTH)
+    seen = attach(vector.path, LENGTH)
     vector.array[:] = 3
-    SharedVector.SPARES, kept = 0, SharedVector.SPARES
+    own_pool.spares = 0
     del vector
-    SharedVector.SPARES = kept
-    assert mapped.sum() == 3 * LENGTH
+    assert seen.sum() == 3 * LENGTH
 
 
 def test_one_in_a_file_is_reserved_on_the_disk_and_leaves_nothing_there(tmp_path: Path) -> None:
@@ -93,14 +97,56 @@ def test_a_new_one_is_zero_although_there_are_spares() -> None:
     assert not SharedVector(LENGTH).array.any()
 
 
-def test_spares_are_few() -> None:
-    vectors = [SharedVector(LENGTH) for _ in range(SharedVector.SPARES + 4)]
+def mapped() -> int:
+    """How many vectors of this process have memory."""
+    return Path("/proc/self/maps").read_text().count("memfd:pier")
+
+
+def test_spares_are_few(own_pool: Pool) -> None:
+    before = mapped()
+    vectors = [SharedVector(LENGTH) for _ in range(own_pool.spares + 4)]
     del vectors[:]
-    assert len(SharedVector._spares[LENGTH]) == SharedVector.SPARES
+    assert mapped() - before == own_pool.spares
 
 
-def test_scratch_of_another_length_is_new() -> None:
-    del SharedVector(LENGTH).array
-    vector = SharedVector.scratch(LENGTH + 1)
-    assert vector.array.dtype == np.float32
-    assert len(vector.array) == LENGTH + 1
+def test_fragments_of_about_one_length_take_each_others_memory() -> None:
+    vector = SharedVector(LENGTH)
+    path = vector.path
+    del vector
+    smaller = SharedVector.scratch(LENGTH - 21)
+    assert (smaller.path, len(smaller.array)) == (path, LENGTH - 21)
+    view = smaller.array[5:9]
+    view[:] = 4
+    del smaller
+    SharedVector.scratch(LENGTH).array[:] = 9
+    assert (view == 4).all(), "somebody looks at it"
+
+
+@pytest.mark.parametrize("length", [LENGTH + 1, LENGTH // 2, 0])
+def test_scratch_of_another_length_is_new(length: int) -> None:
+    vector = SharedVector(LENGTH)
+    path = vector.path
+    del vector
+    assert SharedVector.scratch(length).path != path
+    assert len(SharedVector.scratch(length).array) == length
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([8, 10, 100, 104, 1000]), st.integers(0, 9)), max_size=60))
+def test_no_more_is_kept_than_was_in_use_at_once(changes: list[tuple[bool, int, int]]) -> None:
+    live, most = list[SharedVector](), 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared, "pool", Pool())
+        for comes, length, which in changes:
+            if comes:
+                live.append(SharedVector.scratch(length))
+            elif live:
+                del live[which % len(live)]
+            most = max(most, sum(map(held, live)))
+            assert shared.pool.kept + sum(map(held, live)) <= most
+        live.clear()
+        shared.pool.clear()
+
+
+def held(vector: SharedVector) -> int:
+    """Length of the memory of a vector, which may be a little more than its own."""
+    return os.stat(vector.path).st_size // 4

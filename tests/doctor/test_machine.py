@@ -6,7 +6,6 @@ import os
 import subprocess
 import tracemalloc
 import weakref
-from collections import defaultdict
 from collections.abc import Awaitable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -346,7 +345,7 @@ def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
     gc.collect()  # what an earlier daemon leaves in a cycle would become spare memory of this one
     made = Meter()
     monkeypatch.setattr(shared, "attach", made.attach)
-    monkeypatch.setattr(SharedVector, "_spares", defaultdict(list))
+    monkeypatch.setattr(shared, "pool", shared.Pool())
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return made
 

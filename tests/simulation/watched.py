@@ -15,7 +15,6 @@ import pytest
 from simulation.virtual_time import in_a_thread
 
 from pier_node.base import shared
-from pier_node.base.shared import SharedVector
 from pier_node.outer import state
 
 
@@ -78,8 +77,6 @@ def watching(monkeypatch: pytest.MonkeyPatch, piece: int) -> Iterator[set[str]]:
 
     monkeypatch.setattr(state, "in_pieces", noted)
     monkeypatch.setattr(state, "PIECE", piece)
-    monkeypatch.setattr(SharedVector, "SPARES", 0)
-    SharedVector._spares.clear()
+    monkeypatch.setattr(shared, "pool", shared.Pool(spares=0))
     Watched.noted, Watched.piece = set(), piece
     yield Watched.noted
-    SharedVector._spares.clear()

@@ -12,15 +12,78 @@ import mmap
 import os
 import sys
 import tempfile
-from collections import defaultdict
 from pathlib import Path
-from typing import ClassVar, Self
+from threading import RLock
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 Vector = npt.NDArray[np.float32]
 Buffer = bytes | memoryview
+
+
+class Pool:
+    """Memory of vectors that are gone, for new ones: the kernel must zero a fresh page first, which costs several times
+    as much as an outer step.
+
+    What is kept and what is in use are together never more than was in use at once.
+
+    Attributes:
+        spares: the most that is kept of about one length.
+    """
+
+    def __init__(self, spares: int = 3) -> None:
+        self.spares = spares
+        self._lock = RLock()  # a vector may go in the midst of this, and in any thread
+        self._kept: list[tuple[int, Vector]] = []
+        self._used = self._most = 0
+
+    @property
+    def kept(self) -> int:
+        """Values that there is memory for."""
+        return sum(len(array) for _, array in self._kept)
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        with self._lock:
+            while self._kept:
+                os.close(self._kept.pop()[0])
+
+    def take(self, length: int) -> tuple[int, Vector] | None:
+        """Memory that suffices for a vector, and of which little would be left over; None: there is none."""
+        with self._lock:
+            fitting = [(len(array), at) for at, (_, array) in enumerate(self._kept) if _fits(array, length)]
+            if not fitting:
+                return None
+            size, at = min(fitting)
+            self._used += size
+            return self._kept.pop(at)
+
+    def add(self, length: int) -> None:
+        """A new vector uses memory of its own: what it makes too much of the rest goes, the oldest first."""
+        with self._lock:
+            self._used += length
+            while self._kept and self._used + self.kept > self._most:
+                os.close(self._kept.pop(0)[0])
+            self._most = max(self._most, self._used)
+
+    def give(self, file: int, array: Vector | None, length: int) -> None:
+        """A vector is gone. Its memory is kept if there is little of that length yet; None: it cannot be."""
+        with self._lock:
+            self._used -= length
+            if array is not None and sum(_fits(other, length) for _, other in self._kept) < self.spares:
+                self._kept.append((file, array))
+            else:
+                os.close(file)
+
+
+def _fits(array: Vector, length: int) -> bool:
+    return length <= len(array) <= 1.25 * length
+
+
+pool = Pool()
+"""That of this process."""
 
 
 class SharedVector:
@@ -33,10 +96,6 @@ class SharedVector:
         OSError: the disk of that folder is full.
     """
 
-    SPARES: ClassVar[int] = 3
-    """Number of vectors of each length that are kept for `scratch`."""
-    _spares: ClassVar[dict[int, list[tuple[int, Vector]]]] = defaultdict(list)
-
     def __init__(self, length: int, folder: Path | None = None) -> None:
         self._filed, size = folder is not None, max(4 * length, 1)
         if folder is None:
@@ -46,21 +105,18 @@ class SharedVector:
             with tempfile.TemporaryFile(dir=folder) as file:
                 os.posix_fallocate(file.fileno(), 0, size)
                 self._fd = os.dup(file.fileno())
-        self.array = attach(self.path, length)
+        self.array = self._memory = attach(self.path, length)
+        if not self._filed:
+            pool.add(length)
 
     @classmethod
     def scratch(cls, length: int) -> Self:
-        """A vector with arbitrary contents, for callers that overwrite all of it.
-
-        It reuses the memory of a vector that is no longer in use, if there is one: the kernel must zero a fresh page
-        first, which costs several times as much as an outer step.
-        """
-        try:
-            spare = cls._spares[length].pop()
-        except IndexError:
+        """A vector with arbitrary contents, for callers that overwrite all of it: see Pool."""
+        if (spare := pool.take(length)) is None:
             return cls(length)
         vector = cls.__new__(cls)
-        vector._filed, (vector._fd, vector.array) = False, spare
+        vector._filed, (vector._fd, vector._memory) = False, spare
+        vector.array = vector._memory if len(vector._memory) == length else vector._memory[:length]
         return vector
 
     @property
@@ -71,12 +127,14 @@ class SharedVector:
     def __del__(self) -> None:
         if not hasattr(self, "array") or sys is None or sys.is_finalizing():  # at exit, modules lose their names
             return
-        spares = self._spares[len(self.array)]
-        unseen = sys.getrefcount(self.array) == 2  # this attribute and the argument: no view is left
-        if unseen and not self._filed and len(spares) < self.SPARES:
-            spares.append((self._fd, self.array))
-        else:
+        if self._filed:
             os.close(self._fd)
+            return
+        # Two references of this object and the argument: no view is left, or it is that of this object.
+        unseen = sys.getrefcount(self._memory) == 3
+        if self.array is not self._memory:
+            unseen = unseen and sys.getrefcount(self.array) == 2
+        pool.give(self._fd, self._memory if unseen else None, len(self._memory))
 
 
 def attach(path: str, length: int) -> Vector:
