@@ -59,8 +59,8 @@ def _arm(
         "refused": sum(not cell.accepted for cell in cells),
         **_compared(mixed[arm], mixed[BASE], arms.setting.domains),
     }
-    if arms.setting.excluded:
-        found["excluded"] = _compared(mixed[arm], mixed[BASE], arms.setting.excluded)
+    for name, domains in arms.setting.groups().items():
+        found[name] = _compared(mixed[arm], mixed[BASE], domains)
     if arm in own:
         found["recipe"] = {domain: [job.size, job.steps] for domain, job in arms.jobs(arm, 1).items()}
         alone, others = own[arm], own[BASE]

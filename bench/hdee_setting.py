@@ -48,10 +48,16 @@ def section(name: str) -> DomainSection:
 
 @dataclass(frozen=True)
 class Setting:
-    """The same for all seeds; see bench/hdee.py for why. No model is trained on the domains in `excluded`."""
+    """The same for all seeds; see bench/hdee.py for why.
+
+    Attributes:
+        excluded: domains on which no model is trained.
+        private: those of `domains` that only their own experts are trained on, not the seed model and no dense one.
+    """
 
     domains: tuple[str, ...] = FAMILIES
     excluded: tuple[str, ...] = (*INSTALLED,)
+    private: tuple[str, ...] = ()
     dim: int = 64
     layers: int = 3
     ffn_dim: int = 128
@@ -67,6 +73,18 @@ class Setting:
     test_rows: int = 200
     prior_rows: int = 60
     seeds: tuple[int, ...] = (1, 2, 3)
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The domains that all may see."""
+        return tuple(name for name in self.domains if name not in self.private)
+
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """Domains that have a table of their own, beside that of all that were trained on."""
+        groups = {"excluded": self.excluded}
+        if self.private:
+            groups |= {"private": self.private, "shared": self.shared}
+        return {name: domains for name, domains in groups.items() if domains}
 
     def run(self, seed: int) -> RunConfig:
         """The run that makes the seed model."""

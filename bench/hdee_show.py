@@ -12,16 +12,18 @@ from rich.table import Table
 
 from bench.hdee_setting import BASE
 
+GROUPS = {"excluded": " Excluded from training.", "private": " Private.", "shared": " Shared."}
 SIGNS = {"win": " ✓", "tie": "", "loss": " ✗"}
 
 
 def tables(found: Mapping[str, Any]) -> list[RenderableType]:
     """Scores by domain, what they come to, and the permutations."""
-    arms, setting = found["arms"], found["setting"]
-    shown: list[RenderableType] = [_domains("", arms, setting["domains"])]
-    if setting["excluded"]:
-        untrained = {arm: each["excluded"] for arm, each in arms.items()}
-        shown.append(_domains(" Excluded from training.", untrained, setting["excluded"]))
+    arms = found["arms"]
+    shown: list[RenderableType] = [_domains("", arms, found["setting"]["domains"])]
+    for name, kind in GROUPS.items():
+        if name in next(iter(arms.values())):
+            group = {arm: each[name] for arm, each in arms.items()}
+            shown.append(_domains(kind, group, [*group[BASE]["bits"]]))
     return [*shown, _totals(found), *_lines(found)]
 
 

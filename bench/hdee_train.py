@@ -140,7 +140,7 @@ class Shop:
 
     @cached_property
     def parent(self) -> Model:
-        """The seed model: S, trained on all domains alike."""
+        """The seed model: S, trained alike on all domains that are not private."""
         file = self._folder / "seed.safetensors"
         if self._is_missing(file):
             start = initial_weights(self._run.model, self._seed)
@@ -187,8 +187,8 @@ class Shop:
         return widened(self.parent.config, config.model, self.parent.flat, seed)
 
     def _mixed(self, config: RunConfig, flat: Tensor, node: str) -> Model:
-        """Trained on all domains, as many rows of each at every step."""
-        sources = [self._texts.windows(name, self._seed, f"{node} {name}") for name in self._texts.sections]
+        """Trained on all domains that are not private, as many rows of each at every step."""
+        sources = [self._texts.windows(name, self._seed, f"{node} {name}") for name in self._arms.setting.shared]
         rows, left = divmod(config.inner.batch_size, len(sources))
         assert not left, "a step has as many rows of each domain"
         return train(config, flat, sources, rows)

@@ -16,6 +16,7 @@ from bench import hdee, hdee_sizes
 from bench.hdee_setting import BASE, DENSE, Arms, Setting, every_arm, modes
 from bench.hdee_train import MissingError, Shop, Texts, cell_of, sheets
 from pier_node.experts import trainer
+from pier_node.trainer.data.corpus import Windows
 from pier_node.trainer.model.export import import_weights
 
 pytestmark = pytest.mark.processes
@@ -98,6 +99,26 @@ def test_from_nothing_to_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     chosen = CliRunner(env={"COLUMNS": "200"}).invoke(hdee.main, [*words, "--as-it-is", "--arm", "auto"])
     assert chosen.exit_code == 0, chosen.output
     assert [*json.loads((tmp_path / "found.json").read_text())["arms"]] == [BASE, "auto"]
+
+
+def test_private_domains_are_seen_by_their_experts_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hdee, "QUICK", TINY)
+    seen: list[tuple[str, str]] = []
+    windows = Texts.windows
+
+    def noted(texts: Texts, domain: str, seed: int, node: str) -> Windows:
+        seen.append((node.split()[0], domain))
+        return windows(texts, domain, seed, node)
+
+    monkeypatch.setattr(Texts, "windows", noted)
+    words = ["--cells", str(tmp_path / "cells"), "--quick", "--seeds", "1", "--private", "--arm", "dense M"]
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(hdee.main, [*words, "--json", str(tmp_path / "found.json")])
+    assert done.exit_code == 0, done.output
+    assert [domain for what, domain in seen if what in ("seed", "dense")] == ["topics", "topics"]
+    assert len([what for what, _ in seen if what not in ("seed", "dense")]) == len(DOMAINS), "an expert each"
+    found = json.loads((tmp_path / "found.json").read_text())["arms"]["dense M"]
+    assert ([*found["shared"]["bits"]], [*found["private"]["bits"]]) == (["topics"], ["numbers", "concurrency"])
+    assert "Private." in done.output
 
 
 def test_sizes_at_equal_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
