@@ -42,6 +42,10 @@ four and of the shared four. Expected: experts win on the private four, by more 
 who take part in a dense run with `data.dealt = false` do not move their text either. This is about those who will not
 be in it, or not for as long as it takes.)
 
+**Equal time.** Experts need no link, and sites of a dense run wait for theirs. `--dense-share 0.378` gives the dense
+models that part of the compute: what two sites over 20 Mbit/s trained of their time, with int4 and overlap at H = 128
+(docs/results.md, sites on slow links). Arms MHo-IHo, auto, dense M; the rule is that of dense above.
+
 **Sizes permuted** (as a control): for the domains where size pays least, middling and most as
 estimated, all six ways of giving them S, M and L; own experts, 300 steps. Wanted: the way in the order of the estimate
 is within 1 % of the best in mean bits per byte, and better than the mean of six.
@@ -129,6 +133,7 @@ def span(_context: click.Context, _option: click.Parameter, text: str) -> tuple[
 @click.option("--arm", "chosen", type=click.Choice(every_arm()), multiple=True, help="[default: all]")
 @click.option("--installed", is_flag=True, help="Train on the domains in files of packages.")
 @click.option("--private", is_flag=True, help="Some of the domains are seen by their own experts only.")
+@click.option("--dense-share", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Of the experts' compute.")
 @click.option("--as-it-is", is_flag=True, help="Train nothing: a table of the arms that all seeds have.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all numbers here.")
 @click.option("--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), help="Draw the gaps here.")
@@ -139,6 +144,7 @@ def main(
     chosen: tuple[str, ...],
     installed: bool,
     private: bool,
+    dense_share: float,
     as_it_is: bool,
     json_file: Path | None,
     plot_file: Path | None,
@@ -146,7 +152,7 @@ def main(
     """Train what is missing, and compare."""
     logging.disable(logging.WARNING)  # folders of packages also hold files that are no text
     torch.set_num_threads(1)
-    console, setting = Console(), replace(QUICK if quick else Setting(), seeds=seeds)
+    console, setting = Console(), replace(QUICK if quick else Setting(), seeds=seeds, dense_share=dense_share)
     if installed:
         setting = replace(setting, domains=setting.excluded, excluded=setting.domains)
     if private:

@@ -52,12 +52,14 @@ class Setting:
 
     Attributes:
         excluded: domains on which no model is trained.
+        dense_share: part of the experts' compute that dense models get.
         private: those of `domains` that only their own experts are trained on, not the seed model and no dense one.
     """
 
     domains: tuple[str, ...] = FAMILIES
     excluded: tuple[str, ...] = (*INSTALLED,)
     private: tuple[str, ...] = ()
+    dense_share: float = 1.0
     dim: int = 64
     layers: int = 3
     ffn_dim: int = 128
@@ -128,9 +130,9 @@ class Arms:
         return {each.job.domain.name: each.job for each in made.jobs}
 
     def dense_steps(self, size: str) -> int:
-        """Steps of one model of a size for what all experts together take."""
+        """Steps of one model of a size for what all experts together take, or its share of that."""
         flops = self.planning.task.sizes[SIZES.index(size)].flops * self.planning.task.step_tokens
-        return round(self.plan(BASE).budget / flops)
+        return round(self.setting.dense_share * self.plan(BASE).budget / flops)
 
     def flops(self, arm: str) -> float:
         """Of an arm's domain phase; of the seed model, its own."""

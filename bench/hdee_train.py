@@ -168,7 +168,8 @@ class Shop:
 
     def dense(self, size: str) -> Path:
         """The cell of a single model that continues from the seed with all domains, for all experts' compute."""
-        place = self._folder / f"dense-{size}"
+        share = self._arms.setting.dense_share
+        place = self._folder / (f"dense-{size}" if share == 1 else f"dense-{size}-{share:g}")
         if self._is_missing(place):
             first, began = self._arms.jobs("MHo-IHo", self._seed)[self._arms.setting.domains[0]], time.process_time()
             kind = self._arms.setting.experts(self._seed).sized()[SIZES.index(size)]
