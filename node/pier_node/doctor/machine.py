@@ -168,6 +168,8 @@ def vectors(config: RunConfig) -> Vectors:
         always["mean"] = fragment
     if anchors:
         at_times["anchors of partners"] = HELD
+    if outer.overlap:
+        at_times["state that is being written"] = state
     (always if outer.overlap or outer.fragments > 1 else at_times)["start from pending"] = 1
     if outer.codec != "none":
         each = 0.5 if outer.residual == "bf16" else 1
