@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 from trainer.hub_cases import made
 
 from pier_node.base.errors import PierError
@@ -204,6 +206,44 @@ def test_only_sites_of_the_first_stage_need_data(tmp_path: Path, caplog: pytest.
     assert "this site cannot hold the first stage, which reads the data: data path /nowhere" in caplog.text
     with pytest.raises(PierError, match="/mistyped"):
         check_start(Settings(tmp_path / "data", run=run, data="/mistyped"))
+
+
+def with_tokenizer(folder: Path, more: str = "") -> tuple[Path, Path]:
+    """A run with a tokenizer of its own; and that."""
+    file = folder / "words.json"
+    library = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    library.save(str(file))
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    return write_run(folder, f'{more}[data]\ntokenizer = "{file}"\ntokenizer_hash = "{digest}"\n'), file
+
+
+async def test_a_founder_keeps_the_tokenizer(tmp_path: Path) -> None:
+    run, file = with_tokenizer(tmp_path)
+    settings = Settings(tmp_path / "data", run=run)
+    check_start(settings)
+    first = await find_run(settings)
+    assert first.config.data.tokenizer == str(tmp_path / "data" / "tokenizer.json")
+    file.unlink()
+    for again in (settings, Settings(tmp_path / "data")):
+        check_start(again)
+        assert (await find_run(again)).config == first.config
+
+
+async def test_without_the_tokenizer_nobody_founds_a_run_but_a_pipeline(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, file = with_tokenizer(tmp_path)
+    file.unlink()
+    with pytest.raises(PierError, match="No such file or directory"):
+        check_start(Settings(tmp_path / "data", run=run))
+    with pytest.raises(PierError, match=r"the run's tokenizer\.json is not here, and nobody has sent it") as caught:
+        await find_run(Settings(tmp_path / "data", run=run))
+    assert caught.value.remedy == f"Copy that of the run's founder to {tmp_path / 'data' / 'tokenizer.json'}."
+    run, file = with_tokenizer(tmp_path, "[run]\nsites = 2\n[pipeline]\nstages = 2\n")
+    file.unlink()
+    await find_run(Settings(tmp_path / "other", run=run))
+    assert "there is no site to ask" in caplog.text
 
 
 async def test_peers_need_a_token(tmp_path: Path) -> None:

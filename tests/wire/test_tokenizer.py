@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import os
 import random
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from pydantic import ValidationError
 
 from pier_node.config.run import RunConfig, from_canonical
 from pier_node.wire.carrier import CHUNK_BYTES, TOKENIZER_BYTES, BadMessage
-from pier_node.wire.tokenizer import Ask, fetch, is_missing, keep, part
+from pier_node.wire.tokenizer import Ask, fetch, keep, located, part
 from pier_proto.v1.peer_pb2 import TokenizerPart, TokenizerRequest
 
 CONTENT = random.Random(1).randbytes(2 * CHUNK_BYTES + 7)
@@ -48,27 +50,41 @@ def test_a_site_that_has_no_such_file_gets_it_in_parts(
 ) -> None:
     monkeypatch.chdir(folder)
     config, asked = from_canonical(founder.canonical()), list[int]()
-    assert is_missing(config, folder)
+    assert located(config, folder) is None
     got = asyncio.run(fetch(config, folder, serving(founder, asked)))
     assert asked == [0, CHUNK_BYTES, 2 * CHUNK_BYTES]
     assert Path(got.data.tokenizer).read_bytes() == CONTENT
     assert Path(got.data.tokenizer).is_absolute()
-    assert not is_missing(config, folder)
+    assert located(config, folder) == got
     assert got.hash() == config.hash() == founder.hash()  # wherever each has it
 
 
 def test_a_file_that_is_here_is_copied_if_it_is_the_runs(founder: RunConfig, folder: Path, tmp_path: Path) -> None:
+    assert located(founder, folder) == founder
+    assert not [*folder.iterdir()], "nothing is written"
     kept = keep(founder, folder)
+    assert kept
     assert kept.data.tokenizer == str(folder / "tokenizer.json")
     assert keep(kept, folder) == kept
     Path(founder.data.tokenizer).write_bytes(b"changed since")
-    assert not is_missing(founder, folder)
-    other = of(tmp_path / "nowhere", b"of another run")
-    assert is_missing(other, folder)
-    (tmp_path / "brought.json").write_bytes(b"of another run")
-    assert not is_missing(other, folder, [tmp_path / "brought.json"])
-    keep(other, folder, [tmp_path / "brought.json"])
+    assert located(founder, folder) == kept
+    other, brought = of(tmp_path / "nowhere", b"of another run"), tmp_path / "brought.json"
+    assert located(other, folder) is keep(other, folder) is None
+    brought.write_bytes(b"of another run")
+    assert located(other, folder, [brought]) == other.with_tokenizer(str(brought))
+    keep(other, folder, [brought])
     assert (folder / "tokenizer.json").read_bytes() == b"of another run"
+
+
+def test_nobody_else_says_which_file_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path is no part of the run's hash: whoever is asked for the configuration could name any."""
+    monkeypatch.chdir(folder)
+    os.mkfifo(folder / "tokenizer.json")
+    for path in ("/dev/zero", "~nobody/x", "\0", str(folder / "pipe")):
+        sent = json.dumps({**json.loads(of("x").canonical()), "data": {**of(path).data.model_dump(mode="json")}})
+        config = from_canonical(sent)
+        assert (config.data.tokenizer, config.hash()) == ("tokenizer.json", of("x").hash())
+        assert located(config, folder) is None
 
 
 @pytest.mark.parametrize(

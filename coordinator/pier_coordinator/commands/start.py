@@ -110,14 +110,14 @@ def run_coordinator(settings: Settings, quiet: bool, log_json: bool = False) -> 
 def _with_tokenizer(home: Home) -> RunConfig:
     """The run's configuration, with the folder's copy of its tokenizer.json, from which sites get theirs."""
     config = tokenizer.keep(home.config, home.folder)
-    if tokenizer.is_missing(config, home.folder):
+    if config is None:
         log.warning(
-            "data.tokenizer = %s: the file of the run is not here, so a site that joins must have it; "
-            "copy it to %s and start again, and sites get it from here",
-            config.data.tokenizer,
+            "data.tokenizer = %s: the file of the run is not here, so a site that joins must have it in its --data "
+            "folder; copy it to %s and start again, and sites get it from here",
+            home.config.data.tokenizer,
             home.folder / TOKENIZER,
         )
-    return config
+    return config or home.config
 
 
 async def _run(settings: Settings, say: Callable[[str], None]) -> None:

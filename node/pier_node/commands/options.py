@@ -57,16 +57,16 @@ def _model_folder(_context: click.Context, _option: click.Parameter, name: str |
     if name is None or Path(name).is_dir():
         return Path(name) if name else None
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     if name.count("/") != 1:
         raise click.BadParameter(f"{name}: there is no such folder; models on the hub have names like Qwen/Qwen3-0.6B")
     wanted = ["config.json", "tokenizer.json", "*.safetensors", "model.safetensors.index.json"]
     try:
         return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*", "consolidated*"]))
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    except Exception as error:  # versions of the library use different clients, each with errors of its own
+        why = next(iter(str(error).splitlines()), type(error).__name__)
         raise click.BadParameter(
-            f"{name}: there is no such folder, and the hub does not give it: {str(error).splitlines()[0]}. Download it "
+            f"{name}: there is no such folder, and the hub does not give it: {why}. Download it "
             "where the hub can be reached (`hf download`), or `hf auth login` if it wants to know who asks."
         ) from error
 

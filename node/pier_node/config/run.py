@@ -534,12 +534,16 @@ def load(path: Path) -> RunConfig:
 
 
 def from_canonical(text: str) -> RunConfig:
-    """The configuration that a peer sent. Raises PierError if this version of Pier does not understand it."""
+    """The configuration that a peer sent. Raises PierError if this version of Pier does not understand it.
+
+    The path of a tokenizer that has a hash is not taken over: it is not covered by the run's hash.
+    """
     try:
         tables = json.loads(text)
     except ValueError as error:
         raise PierError(f"the peer's run configuration is not JSON: {error}") from error
-    return _checked(tables, "the peer's run configuration")
+    config = _checked(tables, "the peer's run configuration")
+    return config.with_tokenizer(TOKENIZER) if config.data.tokenizer_hash else config
 
 
 def _checked(tables: Any, where: str) -> RunConfig:

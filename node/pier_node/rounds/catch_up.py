@@ -328,7 +328,8 @@ class _Transfer:
                 log.info("took the outer steps of the rounds %d to %d from their means", own.round + 1, target.round)
                 return
             else:
-                wrong, givers = [*ahead.givers], ", ".join(sorted(ahead.givers))
+                wrong = [*ahead.givers] if asked is together else wrong
+                givers = ", ".join(sorted(ahead.givers))
                 log.warning("the means of the rounds up to %d that %s sent lead to another state", target.round, givers)
             ahead = Ahead(own)
 

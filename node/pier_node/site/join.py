@@ -34,7 +34,7 @@ from pier_node.rounds.revocations import FILE as REVOKED_FILE
 from pier_node.rounds.revocations import Revoked
 from pier_node.rounds.roster import Roster
 from pier_node.site.bootstrap import no_weights
-from pier_node.site.coordinator.link import Enrolment, Link, Refused, Unreachable, enrol_patiently
+from pier_node.site.coordinator.link import Enrolment, Link, NoLease, Refused, Unreachable, enrol_patiently
 from pier_node.site.journal import Journal
 from pier_node.site.running import start_command
 from pier_node.site.settings import Settings
@@ -204,13 +204,14 @@ def check_start(settings: Settings) -> None:
     if not by_coordinator:
         find_token(settings)
     if config and not _awaits_tokenizer(config, settings, record):
+        config = tokenizer.located(config, settings.folder, _brought(settings)) or config
         check_needs(config, settings.after(record), record)
 
 
 def _awaits_tokenizer(config: RunConfig, settings: Settings, record: SiteRecord | None) -> bool:
     """Whether this site is to get the run's tokenizer.json from others: it is not here."""
     others = settings.peers or settings.coordinator or Enrolment.load(settings.folder) or (record and record.peers)
-    return bool(others) and tokenizer.is_missing(config, settings.folder, _brought(settings))
+    return bool(others) and tokenizer.located(config, settings.folder, _brought(settings)) is None
 
 
 def _brought(settings: Settings) -> list[Path]:
@@ -389,36 +390,55 @@ async def _ask_for_config(peers: Iterable[str], connect: Connect) -> RunConfig:
 async def _with_tokenizer(
     config: RunConfig, settings: Settings, fetch: Callable[[RunConfig, Path], Awaitable[RunConfig]]
 ) -> RunConfig:
-    """The configuration with the path of this site's copy of the run's tokenizer.json, if it has one."""
-    config = await asyncio.to_thread(tokenizer.keep, config, settings.folder, _brought(settings))
-    return await fetch(config, settings.folder) if tokenizer.is_missing(config, settings.folder) else config
+    """The configuration with the path of this site's copy of the run's tokenizer.json, if the run has one."""
+    if config.program:
+        return config
+    kept = await asyncio.to_thread(tokenizer.keep, config, settings.folder, _brought(settings))
+    try:
+        return kept or await fetch(config, settings.folder)
+    except PierError as error:
+        if config.pipeline.stages == 1:
+            raise
+        log.warning("%s", error)  # only the first stage reads text
+        return config
 
 
 async def _tokenizer_of_peers(connect: Connect, peers: Sequence[str], config: RunConfig, folder: Path) -> RunConfig:
-    carrier, problems = connect(config.hash()), list[str]()
+    if not peers:
+        raise _no_tokenizer("there is no site to ask", folder)
+    attempts = Attempts(f"no site has sent the run's {TOKENIZER} yet", PATIENCE)
+    carrier, problems = connect(config.hash()), ""
     try:
         request = HelloRequest(protocol=PROTOCOL, run_hash=config.hash(), site=Site(node=carrier.node))
-        for site in (await first_answer(carrier, peers, request)).roster:
-            carrier.introduce(site.node, site.address)
-            log.info("fetching the run's %s from %s", TOKENIZER, site.name or site.node)
-            try:
-                ask = partial(carrier.call, site.node, TOKENIZER_PART, timeout=tokenizer.PATIENCE)
-                return await tokenizer.fetch(config, folder, ask)
-            except (PeerLost, BadMessage) as problem:
-                problems.append(f"{site.name or site.node}: {problem}")
+        while not problems or await attempts.failed(problems):
+            reply = await first_answer(carrier, peers, request)
+            for site in {site.node: site for site in (reply.site, *reply.roster) if site.address}.values():
+                carrier.introduce(site.node, site.address)
+                log.info("fetching the run's %s from %s", TOKENIZER, site.name or site.node)
+                try:
+                    ask = partial(carrier.call, site.node, TOKENIZER_PART, timeout=tokenizer.PATIENCE)
+                    return await tokenizer.fetch(config, folder, ask)
+                except (PeerLost, BadMessage) as problem:
+                    problems = str(problem)
     finally:
         await carrier.stop()
-    raise _no_tokenizer("; ".join(problems), folder)
+    raise _no_tokenizer(problems, folder)
 
 
 async def _tokenizer_of_coordinator(
     enrolment: Enrolment, own: Credentials, config: RunConfig, folder: Path
 ) -> RunConfig:
+    attempts = Attempts(f"the coordinator has not sent the run's {TOKENIZER} yet", PATIENCE)
     link = Link(enrolment.address, enrolment.node, own)
     log.info("fetching the run's %s from the coordinator", TOKENIZER)
     try:
-        return await tokenizer.fetch(config, folder, link.tokenizer)
-    except (Unreachable, Refused, BadMessage) as problem:
+        while True:
+            try:
+                return await tokenizer.fetch(config, folder, link.tokenizer)
+            except Unreachable as problem:
+                if not await attempts.failed(str(problem)):
+                    raise _no_tokenizer(str(problem), folder) from problem
+    except (Refused, NoLease, BadMessage) as problem:
         raise _no_tokenizer(str(problem), folder) from problem
     finally:
         await link.close()

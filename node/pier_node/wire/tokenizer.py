@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from pier_node.base import durable
@@ -23,36 +25,47 @@ PATIENCE = 60.0
 Ask = Callable[[TokenizerRequest], Awaitable[TokenizerPart]]
 
 
+log = logging.getLogger(__name__)
+
+
 def with_copy(config: RunConfig, folder: Path) -> RunConfig:
     """The configuration, in which the path of the tokenizer is that of this folder's copy, if there is one."""
     copy = (folder / TOKENIZER).absolute()
-    if not config.data.tokenizer_hash or not copy.exists():
+    return config.with_tokenizer(str(copy)) if config.data.tokenizer_hash and copy.exists() else config
+
+
+def located(config: RunConfig, folder: Path, others: Iterable[Path] = ()) -> RunConfig | None:
+    """The configuration, in which the path is that of the run's very file; None: the run has one, and it is not here.
+
+    Args:
+        others: where it may be, besides in this folder and at its path.
+    """
+    if not config.data.tokenizer_hash:
         return config
-    return config.with_tokenizer(str(copy))
-
-
-def is_missing(config: RunConfig, folder: Path, others: Iterable[Path] = ()) -> bool:
-    """Whether the run has a tokenizer.json that is neither in this folder, nor at its path, nor at another one."""
-    return bool(config.data.tokenizer_hash) and not _found(config, folder, others)
-
-
-def keep(config: RunConfig, folder: Path, others: Iterable[Path] = ()) -> RunConfig:
-    """Copy the file into this folder, if it is somewhere here. Returns the configuration with the path of the copy."""
-    copy = folder / TOKENIZER
-    if config.data.tokenizer_hash and (found := _found(config, folder, others)) and found[0] != copy:
-        durable.replace(copy, found[1])
-    return with_copy(config, folder)
-
-
-def _found(config: RunConfig, folder: Path, others: Iterable[Path]) -> tuple[Path, bytes] | None:
     for path in (folder / TOKENIZER, Path(config.data.tokenizer).expanduser(), *others):
-        try:
-            content = path.read_bytes()
-        except OSError:
-            continue
-        if hashlib.sha256(content).hexdigest() == config.data.tokenizer_hash:
-            return path, content
+        with suppress(OSError):
+            if path.is_file() and path.stat().st_size <= TOKENIZER_BYTES:
+                digest = hashlib.sha256(path.read_bytes()).hexdigest()
+                if digest == config.data.tokenizer_hash:
+                    return config.with_tokenizer(str(path.absolute()))
     return None
+
+
+def keep(config: RunConfig, folder: Path, others: Iterable[Path] = ()) -> RunConfig | None:
+    """As `located`, with a copy in this folder, which is made if need be. Raises OSError."""
+    found = located(config, folder, others)
+    if found and config.data.tokenizer_hash:
+        return _kept(found, folder, Path(found.data.tokenizer).read_bytes())
+    return found
+
+
+def _kept(config: RunConfig, folder: Path, content: bytes) -> RunConfig:
+    copy = folder / TOKENIZER
+    if not copy.exists() or copy.read_bytes() != content:
+        if copy.exists():
+            log.warning("%s is not the run's, and is replaced", copy)
+        durable.replace(copy, content)
+    return with_copy(config, folder)
 
 
 def part(config: RunConfig, request: TokenizerRequest) -> TokenizerPart:
@@ -86,5 +99,4 @@ async def fetch(config: RunConfig, folder: Path, ask: Ask) -> RunConfig:
         content += answer.data
     if hashlib.sha256(content).hexdigest() != config.data.tokenizer_hash:
         raise BadMessage("its tokenizer.json is not the run's: it has another SHA-256")
-    await asyncio.to_thread(durable.replace, folder / TOKENIZER, bytes(content))
-    return with_copy(config, folder)
+    return await asyncio.to_thread(_kept, config, folder, bytes(content))
