@@ -74,7 +74,8 @@ def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         where = f"http://127.0.0.1:{server.server_address[1]}"
-        yield {**os.environ, "HF_ENDPOINT": where, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
+        kept = {name: value for name, value in os.environ.items() if not name.upper().startswith(("HF_", "HTTP"))}
+        yield {**kept, "HF_ENDPOINT": where, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
         server.shutdown()
 
 
