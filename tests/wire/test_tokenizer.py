@@ -108,7 +108,7 @@ def test_nothing_else_is_taken(answer: TokenizerPart, why: str, folder: Path, tm
 
 def test_only_the_runs_file_is_sent(founder: RunConfig, tmp_path: Path) -> None:
     for config, offset, why in (
-        (of(tmp_path / "nowhere"), 0, "is not here: No such file"),
+        (of(tmp_path / "nowhere"), 0, "not there either: No such file"),
         (founder, len(CONTENT), "no part from byte 2097159 on"),
         (RunConfig.model_validate({"data": {"tokenizer": founder.data.tokenizer}}), 0, "no tokenizer.json that"),
     ):

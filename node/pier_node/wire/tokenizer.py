@@ -79,7 +79,7 @@ def part(config: RunConfig, request: TokenizerRequest) -> TokenizerPart:
             file.seek(request.offset)
             data = file.read(CHUNK_BYTES)
     except OSError as error:
-        raise BadMessage(f"the run's tokenizer.json is not here: {error.strerror or error}") from error
+        raise BadMessage(f"the file is not there either: {error.strerror or error}") from error
     if not data or size > TOKENIZER_BYTES:
         raise BadMessage(f"no part from byte {request.offset} on is sent of a tokenizer.json of {size} bytes")
     return TokenizerPart(data=data, size=size)
