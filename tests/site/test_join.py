@@ -17,7 +17,7 @@ from trainer.hub_cases import made
 
 from pier_node.base.errors import PierError
 from pier_node.config.commented import run_toml
-from pier_node.config.run import RunConfig
+from pier_node.config.run import RunConfig, load
 from pier_node.identity.certificates import authority, authority_key, credentials
 from pier_node.identity.node import Identity, Signer, Token
 from pier_node.rounds.commitments import Commitments
@@ -34,7 +34,7 @@ from pier_node.site.journal import Journal
 from pier_node.site.settings import Settings
 from pier_node.trainer.model.hub import read_config
 from pier_node.trainer.parallel import Parallel
-from pier_node.wire.carrier import HELLO, PROTOCOL, PeerLost, PeerRefused
+from pier_node.wire.carrier import HELLO, PROTOCOL, TOKENIZER_PART, PeerLost, PeerRefused
 from pier_node.wire.grpc.carrier import GrpcCarrier
 from pier_node.wire.transport import Transport
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Pulse, Site
@@ -54,25 +54,26 @@ class Here(NamedTuple):
 
 
 @asynccontextmanager
-async def site(folder: Path, name: str, token: Token | None = None) -> AsyncIterator[Here]:
+async def site(folder: Path, name: str, token: Token | None = None, config: RunConfig = CONFIG) -> AsyncIterator[Here]:
     """A site that says hello; without a token it has no TLS."""
     identity = Identity.load_or_create(folder / name)
-    carrier = GrpcCarrier(identity.node, CONFIG.hash(), credentials(identity, token) if token else None)
+    carrier = GrpcCarrier(identity.node, config.hash(), credentials(identity, token) if token else None)
     me = Site(node=identity.node, name=name)
-    roster = Roster(carrier, lambda: Pulse(site=me), signer=Signer(identity, CONFIG.hash()))
+    roster = Roster(carrier, lambda: Pulse(site=me), signer=Signer(identity, config.hash()))
 
     def bar(nodes: Iterable[str], why: str = REVOKED) -> None:
         roster.bar(nodes, why)
         carrier.refuse(nodes, why)
 
-    revoked = Revoked(folder / name, authority(token or Token.new(CONFIG.hash())), CONFIG.hash(), bar)
+    revoked = Revoked(folder / name, authority(token or Token.new(config.hash())), config.hash(), bar)
     revoked.restore()
-    statements = SignedStatements(Signer(identity, CONFIG.hash()))
+    statements = SignedStatements(Signer(identity, config.hash()))
     convicted = Convicted(folder / name, statements, Proofs(folder / name / PROOFS_FILE), bar)
-    reception = Reception(carrier, roster, CONFIG, lambda: me, convicted, revoked)
+    reception = Reception(carrier, roster, config, lambda: me, convicted, revoked)
     carrier.serve(HELLO, reception.answer)
+    carrier.serve(TOKENIZER_PART, reception.part_of_tokenizer)
     me.address = f"127.0.0.1:{await carrier.start('127.0.0.1', 0)}"
-    sign_entry(me, Signer(identity, CONFIG.hash()), version=1)
+    sign_entry(me, Signer(identity, config.hash()), version=1)
     try:
         yield Here(carrier, roster, reception, me, revoked)
     finally:
@@ -228,6 +229,27 @@ async def test_a_founder_keeps_the_tokenizer(tmp_path: Path) -> None:
     for again in (settings, Settings(tmp_path / "data")):
         check_start(again)
         assert (await find_run(again)).config == first.config
+
+
+async def test_a_site_that_joins_asks_for_the_tokenizer_until_somebody_sends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, file = with_tokenizer(tmp_path)
+    content = file.read_bytes()
+    monkeypatch.setattr(join, "PATIENCE", 0.5)
+    async with site(tmp_path, "a", config=load(run)) as near:
+        settings = Settings(tmp_path / "data", peers=(near.me.address,), insecure=True)
+        file.unlink()
+        with pytest.raises(PierError, match=r"nobody has sent it: .*the file is not there either"):
+            await find_run(settings)
+        near.me.address, address = "", near.me.address  # as who only answers `doctor`
+        with pytest.raises(PierError, match="who answers there knows of no site"):
+            await find_run(settings)
+        near.me.address = address
+        file.write_bytes(content)
+        monkeypatch.setattr(join, "PATIENCE", 60.0)
+        assert (await find_run(settings)).config.hash() == load(run).hash()
+    assert (tmp_path / "data" / "tokenizer.json").read_bytes() == content
 
 
 async def test_without_the_tokenizer_nobody_founds_a_run_but_a_pipeline(

@@ -399,22 +399,23 @@ async def _tokenizer_of_peers(connect: Connect, peers: Sequence[str], config: Ru
     if not peers:
         raise _no_tokenizer("there is no site to ask", folder)
     attempts = Attempts(f"no site has sent the run's {TOKENIZER} yet", PATIENCE)
-    carrier, problems = connect(config.hash()), ""
+    carrier = connect(config.hash())
     try:
         request = HelloRequest(protocol=PROTOCOL, run_hash=config.hash(), site=Site(node=carrier.node))
-        while not problems or await attempts.failed(problems):
-            reply = await first_answer(carrier, peers, request)
+        while True:
+            reply, problem = await first_answer(carrier, peers, request), "who answers there knows of no site"
             for site in {site.node: site for site in (reply.site, *reply.roster) if site.address}.values():
                 carrier.introduce(site.node, site.address)
                 log.info("fetching the run's %s from %s", TOKENIZER, site.name or site.node)
                 try:
                     ask = partial(carrier.call, site.node, TOKENIZER_PART, timeout=tokenizer.PATIENCE)
                     return await tokenizer.fetch(config, folder, ask)
-                except (PeerLost, BadMessage) as problem:
-                    problems = str(problem)
+                except (PeerLost, BadMessage) as lost:
+                    problem = str(lost)
+            if not await attempts.failed(problem):
+                raise _no_tokenizer(problem, folder)
     finally:
         await carrier.stop()
-    raise _no_tokenizer(problems, folder)
 
 
 async def _tokenizer_of_coordinator(
