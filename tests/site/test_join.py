@@ -268,6 +268,23 @@ async def test_without_the_tokenizer_nobody_founds_a_run_but_a_pipeline(
     assert "there is no site to ask" in caplog.text
 
 
+async def test_a_silent_site_is_asked_where_the_coordinator_says_that_it_is_now(tmp_path: Path) -> None:
+    """Both were started again on other ports: neither reaches the other where it was, and no signed entry says more."""
+    token = Token.new(CONFIG.hash())
+    async with site(tmp_path, "a", token) as near, site(tmp_path, "b", token) as far:
+        signer = Signer(Identity.load_or_create(tmp_path / "b"), CONFIG.hash())
+        before = Site(node=far.me.node, name="b", address="127.0.0.1:1")
+        sign_entry(before, signer, version=1)
+        sign_entry(far.me, signer, version=2)
+        near.roster.add(before)
+        near.roster.add(Site(node=far.me.node, address=far.me.address))
+        assert near.roster.address(far.me.node) == before.address, "nobody signed the other one"
+        async with asyncio.timeout(30):
+            while not near.roster.alive(far.me.node):
+                await near.roster.changed.wait(1.0)
+        assert near.roster.address(far.me.node) == far.me.address
+
+
 async def test_peers_need_a_token(tmp_path: Path) -> None:
     with pytest.raises(PierError, match="needs the --token"):
         await find_run(Settings(tmp_path / "data", peers=("127.0.0.1:1",)))

@@ -140,6 +140,9 @@ class Roster:
         """
         contact = self._take(site if self._is_proper(site) else _unsigned(site), "")
         if contact is not None:
+            if contact.silent and site.address and site.address != contact.site.address:
+                # Our coordinator signs nothing for others. If the site is there, it says so itself, with its signature.
+                self._carrier.introduce(site.node, site.address)
             contact.told_by = ""
             contact.participant |= participant
 
