@@ -228,7 +228,8 @@ def test_workers_on_the_cpu_need_theirs_and_a_daemon_that_runs_has_some() -> Non
     assert "up to 20 MB more needed" in running.detail
 
 
-def test_a_daemons_vectors_are_counted() -> None:
+def test_a_daemons_vectors_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "pool", shared.Pool())  # no spares of other tests make room for this vector
     before = held_memory(os.getpid())
     vector = SharedVector(MILLION)
     vector.array[:] = 1
