@@ -105,7 +105,8 @@ class SharedVector:
             with tempfile.TemporaryFile(dir=folder) as file:
                 os.posix_fallocate(file.fileno(), 0, size)
                 self._fd = os.dup(file.fileno())
-        self.array = self._memory = attach(self.path, length)
+        self._memory = attach(self.path, length)
+        self.array = self._memory[:length]
         if not self._filed:
             pool.add(length)
 
@@ -116,7 +117,7 @@ class SharedVector:
             return cls(length)
         vector = cls.__new__(cls)
         vector._filed, (vector._fd, vector._memory) = False, spare
-        vector.array = vector._memory if len(vector._memory) == length else vector._memory[:length]
+        vector.array = vector._memory[:length]
         return vector
 
     @property
@@ -130,10 +131,8 @@ class SharedVector:
         if self._filed:
             os.close(self._fd)
             return
-        # Two references of this object and the argument: no view is left, or it is that of this object.
-        unseen = sys.getrefcount(self._memory) == 3
-        if self.array is not self._memory:
-            unseen = unseen and sys.getrefcount(self.array) == 2
+        # An attribute and the argument refer to each, and the array to the memory: no other view of it is left.
+        unseen = sys.getrefcount(self._memory) == 3 and sys.getrefcount(self.array) == 2
         pool.give(self._fd, self._memory if unseen else None, len(self._memory))
 
 

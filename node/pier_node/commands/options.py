@@ -54,8 +54,10 @@ def from_model(explained: str) -> Callable[[Callable[..., Any]], Callable[..., A
 
 
 def _model_folder(_context: click.Context, _option: click.Parameter, name: str | None) -> Path | None:
-    if name is None or Path(name).is_dir():
-        return Path(name) if name else None
+    if not name:
+        return None
+    if Path(name).is_dir():
+        return Path(name)
     from huggingface_hub import snapshot_download
 
     if name.count("/") != 1:

@@ -34,7 +34,7 @@ from pier_node.rounds.revocations import FILE as REVOKED_FILE
 from pier_node.rounds.revocations import Revoked
 from pier_node.rounds.roster import Roster
 from pier_node.site.bootstrap import no_weights
-from pier_node.site.coordinator.link import Enrolment, Link, NoLease, Refused, Unreachable, enrol_patiently
+from pier_node.site.coordinator.link import Enrolment, Link, NoLease, Refused, Unreachable, enrol_patiently, patiently
 from pier_node.site.journal import Journal
 from pier_node.site.running import start_command
 from pier_node.site.settings import Settings
@@ -162,7 +162,7 @@ async def find_run(settings: Settings) -> Membership:
     config = known_config(settings)
     if token is None and config is not None and not settings.peers and not settings.insecure:
         token = Token.new(config.hash(), identity.node)
-    unchecked = config is None or _awaits_tokenizer(config, settings, record)
+    unchecked = config is None or _with_tokenizer_here(config, settings, record) is None
 
     def connect(run_hash: bytes) -> SiteCarrier:
         return make_carrier(transport, identity.node, run_hash, credentials(identity, token) if token else None)
@@ -195,15 +195,14 @@ def check_start(settings: Settings) -> None:
     config = load_run(settings.folder) if by_coordinator else known_config(settings)
     if not by_coordinator:
         find_token(settings)
-    if config and not _awaits_tokenizer(config, settings, record):
-        config = tokenizer.located(config, settings.folder, _brought(settings)) or config
-        check_needs(config, settings.after(record), record)
+    if config and (ready := _with_tokenizer_here(config, settings, record)):
+        check_needs(ready, settings.after(record), record)
 
 
-def _awaits_tokenizer(config: RunConfig, settings: Settings, record: SiteRecord | None) -> bool:
-    """Whether this site is to get the run's tokenizer.json from others: it is not here."""
+def _with_tokenizer_here(config: RunConfig, settings: Settings, record: SiteRecord | None) -> RunConfig | None:
+    """The configuration with the path of the run's tokenizer.json; None: this site is to get that from others."""
     others = settings.peers or settings.coordinator or Enrolment.load(settings.folder) or (record and record.peers)
-    return bool(others) and tokenizer.located(config, settings.folder, _brought(settings)) is None
+    return tokenizer.located(config, settings.folder, _brought(settings)) or (None if others else config)
 
 
 def _brought(settings: Settings) -> list[Path]:
@@ -421,17 +420,12 @@ async def _tokenizer_of_peers(connect: Connect, peers: Sequence[str], config: Ru
 async def _tokenizer_of_coordinator(
     enrolment: Enrolment, own: Credentials, config: RunConfig, folder: Path
 ) -> RunConfig:
-    attempts = Attempts(f"the coordinator has not sent the run's {TOKENIZER} yet", PATIENCE)
     link = Link(enrolment.address, enrolment.node, own)
     log.info("fetching the run's %s from the coordinator", TOKENIZER)
     try:
-        while True:
-            try:
-                return await tokenizer.fetch(config, folder, link.tokenizer)
-            except Unreachable as problem:
-                if not await attempts.failed(str(problem)):
-                    raise _no_tokenizer(str(problem), folder) from problem
-    except (Refused, NoLease, BadMessage) as problem:
+        fetch = partial(tokenizer.fetch, config, folder, link.tokenizer)
+        return await patiently(f"the coordinator has not sent the run's {TOKENIZER} yet", fetch)
+    except (Unreachable, Refused, NoLease, BadMessage) as problem:
         raise _no_tokenizer(str(problem), folder) from problem
     finally:
         await link.close()

@@ -24,7 +24,6 @@ PATIENCE = 60.0
 
 Ask = Callable[[TokenizerRequest], Awaitable[TokenizerPart]]
 
-
 log = logging.getLogger(__name__)
 
 
@@ -54,17 +53,17 @@ def located(config: RunConfig, folder: Path, others: Iterable[Path] = ()) -> Run
 def keep(config: RunConfig, folder: Path, others: Iterable[Path] = ()) -> RunConfig | None:
     """As `located`, with a copy in this folder, which is made if need be. Raises OSError."""
     found = located(config, folder, others)
-    if found and config.data.tokenizer_hash:
-        return _kept(found, folder, Path(found.data.tokenizer).read_bytes())
-    return found
+    copied = str((folder / TOKENIZER).absolute())
+    if found is None or not config.data.tokenizer_hash or found.data.tokenizer == copied:
+        return found
+    return _kept(config, folder, Path(found.data.tokenizer).read_bytes())
 
 
 def _kept(config: RunConfig, folder: Path, content: bytes) -> RunConfig:
     copy = folder / TOKENIZER
-    if not copy.exists() or copy.read_bytes() != content:
-        if copy.exists():
-            log.warning("%s is not the run's, and is replaced", copy)
-        durable.replace(copy, content)
+    if copy.exists():
+        log.warning("%s is not the run's, and is replaced", copy)
+    durable.replace(copy, content)
     return with_copy(config, folder)
 
 

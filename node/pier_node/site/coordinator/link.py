@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -54,6 +55,7 @@ _NO = frozenset(
 )
 
 R = TypeVar("R", bound=Message)
+T = TypeVar("T")
 
 
 class Unreachable(Exception):
@@ -257,18 +259,30 @@ class Enrolment:
             raise PierError(problem, "Delete it, and start with --coordinator and a new invite.") from torn
 
 
-async def enrol_patiently(address: str, invite: Invite, identity: Identity, name: str) -> tuple[Enrolment, RunConfig]:
-    """Call `enrol` until the coordinator answers or PATIENCE seconds have passed. Raises PierError."""
-    attempts = Attempts("the coordinator does not answer yet", PATIENCE)
+async def patiently(what: str, ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask the coordinator until it answers. Raises Unreachable: it has not within PATIENCE seconds.
+
+    Args:
+        what: is the matter meanwhile, as the log says it.
+    """
+    attempts = Attempts(what, PATIENCE)
     while True:
         try:
-            return await enrol(address, invite, identity, name)
+            return await ask()
         except Unreachable as problem:
             if not await attempts.failed(str(problem)):
-                raise PierError(
-                    f"the coordinator does not answer: {problem}",
-                    "Does it run, is its port open to this machine, and is the address right?",
-                ) from problem
+                raise
+
+
+async def enrol_patiently(address: str, invite: Invite, identity: Identity, name: str) -> tuple[Enrolment, RunConfig]:
+    """Call `enrol` until the coordinator answers or PATIENCE seconds have passed. Raises PierError."""
+    try:
+        return await patiently("the coordinator does not answer yet", partial(enrol, address, invite, identity, name))
+    except Unreachable as problem:
+        raise PierError(
+            f"the coordinator does not answer: {problem}",
+            "Does it run, is its port open to this machine, and is the address right?",
+        ) from problem
 
 
 async def enrol(address: str, invite: Invite, identity: Identity, name: str) -> tuple[Enrolment, RunConfig]:
