@@ -24,12 +24,13 @@ from pier_node.config.run import RunConfig
 from pier_node.outer.layout import Layout
 from pier_node.outer.state import ANCHOR
 from pier_node.pipeline.activation_codec import Formats, TensorFormat
+from pier_node.pipeline.beginnings import made
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.joint import square
 from pier_node.pipeline.planner import Planner
 from pier_node.pipeline.planning.search import search
 from pier_node.pipeline.stage import Stage, gather
-from pier_node.pipeline.stage_state import NAMES, made, take_stage_step
+from pier_node.pipeline.stage_state import NAMES, take_stage_step
 from pier_node.pipeline.vote_state import VoteState
 from pier_node.trainer.data.corpus import Batch, Windows, open_corpus
 from pier_node.trainer.model.decoder import Decoder

@@ -109,7 +109,7 @@ class Here:
         self._handlers: dict[Any, Any] = {}
         carrier: Any = SimpleNamespace(serve=self._handlers.__setitem__, serve_push=lambda _: None)
         state = (lambda: self.attempt), (lambda: self.begun), (lambda: self.committed)
-        Dispatch(carrier, self._streams, *state, self.news)
+        self.dispatch = Dispatch(carrier, self._streams, *state, self.news)
 
     async def _streams(self, _sender: str, _chunks: Any) -> None:
         raise AssertionError("no stream comes here")
@@ -120,6 +120,9 @@ class Here:
 
         self.attempt, self.begun = SimpleNamespace(plan=SimpleNamespace(name=NAME), tally=tally), NAME
         self.news.notify()
+
+    async def drop(self, sender: str) -> None:
+        await self._handlers[DROP](sender, Dropped(attempt=NAME, suspect="gamma", reason="it is gone"))
 
     async def tell(self) -> Any:
         return await self._handlers[TALLY]("beta", Worked(attempt=NAME, round=3))
@@ -145,3 +148,15 @@ async def test_what_is_over_is_refused(begun: bool) -> None:
         here.committed = 3
     with pytest.raises(BadMessage, match="that attempt is over"):
         await here.tell()
+
+
+async def test_an_attempt_that_was_dropped_before_it_began_here_is_not_begun() -> None:
+    here = Here()
+    plan: Any = SimpleNamespace(name=NAME, stages={"beta": 0, "gamma": 1})
+    await here.drop("a stranger")
+    assert here.dispatch.dropped(plan) is None
+    await here.drop("beta")
+    dropped = here.dispatch.dropped(plan)
+    assert dropped is not None
+    assert (dropped.node, str(dropped)) == ("gamma", "gamma: beta gave up: it is gone")
+    assert here.dispatch.dropped(SimpleNamespace(name=b"8" * 32, stages=plan.stages)) is None  # type: ignore[arg-type]

@@ -23,9 +23,9 @@ from pier_node.outer.mean import Update
 from pier_node.outer.schedule import lr_at, momentum_at, total_rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.pipeline import vote_state
+from pier_node.pipeline.beginnings import made
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.stage import Stage, gather, scatter, stage_blocks, stage_layout
-from pier_node.pipeline.stage_state import made
 from pier_node.trainer.model.decoder import Decoder
 from pier_proto.v1.peer_pb2 import Total
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pipeline.cases import config
 
 from pier_node.outer.layout import Layout
+from pier_node.pipeline.beginnings import made
 from pier_node.pipeline.stage import Stage, gather, scatter, stage_blocks, stage_layout
-from pier_node.pipeline.stage_state import made
 from pier_node.trainer.model.initial import initial_weights
 
 FORMS = [("llama", True), ("llama", False), ("gpt2", True)]

@@ -11,8 +11,9 @@ from pipeline.cases import config
 
 from pier_node.base.shared import Vector
 from pier_node.outer.inner_optimizer import step_vectors
+from pier_node.pipeline.beginnings import made
 from pier_node.pipeline.stage import stage_layout
-from pier_node.pipeline.stage_state import ABSENT, StageState, made
+from pier_node.pipeline.stage_state import ABSENT, StageState
 from pier_proto.v1.peer_pb2 import Total
 
 RUN = config()

@@ -11,8 +11,9 @@ from pipeline.cases import config
 from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
 from pier_node.outer.state import ADAM_M, ANCHOR, MOMENTUM
+from pier_node.pipeline.beginnings import made
 from pier_node.pipeline.outer_step import MeanStep
-from pier_node.pipeline.stage_state import BASE, MICROBATCHES, StageState, made
+from pier_node.pipeline.stage_state import BASE, MICROBATCHES, StageState
 from pier_node.pipeline.vote_state import VoteState, version
 from pier_proto.v1.peer_pb2 import Total
 

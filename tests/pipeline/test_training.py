@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pipeline.cases import BATCH, CONTEXT, config, rows
+from pipeline.cases import BATCH, CONTEXT, SEED, config, rows
 from pipeline.cluster import PipelineCluster
 from simulation.virtual_time import run
 from torch.nn import functional
@@ -184,11 +184,11 @@ def test_a_run_that_was_paused_before_its_first_plan_begins_with_all_its_sites(t
     assert max(cluster.digests) > 6, "a round was empty"
 
 
-def trained(tables: RunConfig, data_node: str) -> Vector:
+def trained(tables: RunConfig, data_node: str, seed: int = SEED) -> Vector:
     """The whole model after the run, by one process that takes the mean over all microbatches."""
     layout, inner = Layout.of(tables.model), tables.inner
     model = Decoder(tables.model)
-    layout.load(model, initial_weights(tables.model, tables.run.seed))
+    layout.load(model, initial_weights(tables.model, seed))
     parameters = dict(model.named_parameters())
     first, second = ({name: torch.zeros_like(it) for name, it in parameters.items()} for _ in range(2))
     for step in range(inner.total_steps):

@@ -34,15 +34,15 @@ from pier_node.trainer.model.hub import read_config
 pytestmark = pytest.mark.processes
 
 
-def made(kind: str) -> PreTrainedModel:
+def made(kind: str, layers: int = 2) -> PreTrainedModel:
     torch.manual_seed(5)
     if kind == "gpt2":
-        return GPT2LMHeadModel(GPT2Config(vocab_size=256, n_embd=32, n_layer=2, n_head=4, n_positions=64))
+        return GPT2LMHeadModel(GPT2Config(vocab_size=256, n_embd=32, n_layer=layers, n_head=4, n_positions=64))
     shape: dict[str, Any] = {
         "vocab_size": 256,
         "hidden_size": 32,
         "intermediate_size": 48,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
     }
@@ -113,6 +113,38 @@ def test_two_sites_go_on_from_a_model_that_only_the_founder_has(tmp_path: Path, 
     measured = pier_node("evaluate", "--json", "--data", second.folder, *data[:2])
     assert 0 < json.loads(measured)["loss"] < 10
     assert "Pier" in pier_node("generate", "--data", second.folder, "--tokens", "3", "Pier")
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_a_pipeline_goes_on_from_a_model_that_only_the_founder_has(
+    tmp_path: Path, sites: list[Site], kind: str
+) -> None:
+    before, run, model, out = made(kind, layers=3), tmp_path / "run.toml", tmp_path / "model", tmp_path / "out"
+    before.save_pretrained(model)
+    pier_node("init", run, "--from", model)
+    text = run.read_text()
+    wanted = {"sites": 3, "total_steps": 6, "lr": 1e-9, "min_lr": 1e-10, "weight_decay": 0.0, "batch_size": 2}
+    for key, value in {**wanted, "context": 64, "inner_steps": 2, "start": '"none"', "stages": 3}.items():
+        text = re.sub(rf"^#?{key} = .*$", f"{key} = {value}", text, count=1, flags=re.MULTILINE)
+    run.write_text(text)
+    data = "--dataset", str(CORPUS), "--shared-data"
+    first = Site(tmp_path / "a", "--run", str(run), "--from", str(model), *data)
+    sites.append(first)
+    first.start()
+    token = first.folder / "run.token"
+    wait_until("a token", lambda: token.exists() or not first.running)
+    for name in "bc":
+        site = Site(tmp_path / name, "--peers", first.address, "--token-file", str(token), *data)
+        sites.append(site)
+        site.start()
+    for site in sites:
+        assert site.ended() == 0, site.output
+    holder = next(site for site in sites if (site.folder / "checkpoints").exists())
+    pier_node("export", out, "--data", holder.folder)
+    after = AutoModelForCausalLM.from_pretrained(out)
+    assert type(after) is type(before)
+    for name, tensor in before.state_dict().items():
+        torch.testing.assert_close(after.state_dict()[name], tensor.float(), atol=1e-6, rtol=0, msg=name)
 
 
 def _has_begun(site: Site) -> bool:

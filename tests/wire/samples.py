@@ -87,6 +87,7 @@ PLACE = Place(
     transfer={BOB: 0.2},
     round_trip={BOB: 0.1},
     working=True,
+    gives=True,
 )
 PULSE = Pulse(
     site=SITE,

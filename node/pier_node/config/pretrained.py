@@ -75,6 +75,11 @@ class TransformersSection(TensorsSection):
             raise PierError(f"transformers builds this run's model ({self.kind}), and is not installed here", INSTALL)
 
 
+def block_of(name: str) -> int | None:
+    """The number of the block that a parameter belongs to, in its name; None: it is outside of the blocks."""
+    return next((int(part) for part in name.split(".") if part.isdecimal()), None)
+
+
 def plain(content: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a config.json that a run keeps: all but those that `TransformersSection` refuses."""
     return {

@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from pier_node.base.errors import PierError
 from pier_node.base.toml import Fraction, PositiveInt, Section, read_toml, validated
 from pier_node.config.presets import PRESETS, TOKENIZER
-from pier_node.config.pretrained import TransformersSection
+from pier_node.config.pretrained import TransformersSection, block_of
 from pier_node.config.program import ProgramSection, outer_of_program
 
 log = logging.getLogger(__name__)
@@ -101,6 +101,9 @@ class RunSection(Section):
     """Name of the run."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     """Random seed of the initial weights, and of the order in which sites see their data."""
+    pretrained: Annotated[bool, LATER] = False
+    """Whether the run begins with the weights of a model, which its founder names with --from, and not with random
+    ones. `pier-node init --from` sets it."""
     sites: Annotated[int, Field(ge=1, le=SITES)] = 1
     """Number of sites to wait for before the first exchange; the training data is split into as many parts."""
 
@@ -474,9 +477,15 @@ class RunConfig(Section):
             raise ValueError(f'inner.optimizer = "muon" {only}: use "adamw" or "sgd"')
         if self.data.document_mask:
             raise ValueError(f"data.document_mask {only}: leave it out")
-        if self.pipeline.stages > 1:
-            raise ValueError(f"pipeline.stages {only}: leave it out")
+        blocks = {block_of(name) for name, _ in self.model.transformers.shapes()} - {None}
+        if self.pipeline.stages > 1 and blocks != {*range(self.model.layers)}:
+            raise ValueError("pipeline.stages: this model's parameters are not numbered by its blocks: leave it out")
         return self
+
+    @property
+    def begins_pretrained(self) -> bool:
+        """Whether the founder must have weights to begin with. Those of a model of transformers are never made here."""
+        return self.program is None and (self.run.pretrained or self.model.transformers is not None)
 
     @property
     def step_tokens(self) -> int:

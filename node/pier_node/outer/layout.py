@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from pier_node.config.pretrained import block_of
 from pier_node.config.run import ModelSection, RunConfig
 
 if TYPE_CHECKING:
@@ -74,6 +75,11 @@ class Entry:
     def size(self) -> int:
         """Number of elements of the parameter."""
         return math.prod(self.shape)
+
+    @property
+    def block(self) -> int | None:
+        """Index of the block that it belongs to; None: it is outside of the blocks."""
+        return block_of(self.name)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import hashlib
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -305,6 +306,8 @@ class Joint(ABC, Generic[T_co]):
 
 
 Push = Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]
+EARLY = 8
+"""Number of drops to remember, of attempts that this site may have yet to begin."""
 
 
 class Dispatch:
@@ -328,7 +331,7 @@ class Dispatch:
         news: Signal,
     ) -> None:
         self._rounds, self._attempt, self._committed, self._news = rounds, attempt, committed, news
-        self._begun = begun
+        self._begun, self._early = begun, deque[tuple[str, Dropped]](maxlen=EARLY)
         carrier.serve_push(self._take)
         carrier.serve(TALLY, self._tally)
         carrier.serve(DROP, self._drop)
@@ -351,10 +354,17 @@ class Dispatch:
         attempt = await self._named(bytes(worked.attempt), worked.round)
         return await attempt.tally(sender, worked)
 
+    def dropped(self, plan: Plan) -> Suspicion | None:
+        """Why another site has dropped an attempt that this site has not begun yet; None: nobody has."""
+        told = [(who, it) for who, it in self._early if it.attempt == plan.name and who in plan.stages]
+        return _suspicion(*told[0]) if told else None
+
     async def _drop(self, sender: str, dropped: Dropped) -> Ack:
         attempt = self._attempt()
-        if attempt and attempt.plan.name == dropped.attempt and sender in attempt.plan.stages:
-            attempt.drop(Suspicion(dropped.suspect, f"{sender} gave up: {dropped.reason}"))
+        if attempt is None or attempt.plan.name != dropped.attempt:
+            self._early.append((sender, dropped))
+        elif sender in attempt.plan.stages:
+            attempt.drop(_suspicion(sender, dropped))
         return Ack()
 
     async def _named(self, name: bytes, round: int) -> Joint[object]:
@@ -363,6 +373,10 @@ class Dispatch:
         if attempt is None or attempt.plan.name != name:
             raise BadMessage("late: that attempt is over")
         return attempt
+
+
+def _suspicion(sender: str, dropped: Dropped) -> Suspicion:
+    return Suspicion(dropped.suspect, f"{sender} gave up: {dropped.reason}")
 
 
 async def _again(first: Chunk, rest: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:

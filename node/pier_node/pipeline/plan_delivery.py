@@ -256,4 +256,5 @@ class Routing:
         if stage_state.stage is None:
             await asyncio.to_thread(stage_state.hold, stage)
         if stage_state.stage != stage or (taking_part and stage_state.version != voted.versions[stage]):
-            raise BadMessage(f"this site holds stage {stage_state.stage} in version {stage_state.version}")
+            having = f"in version {stage_state.version}" if stage_state.state else "and is still to fetch it"
+            raise BadMessage(f"this site holds stage {stage_state.stage} {having}")

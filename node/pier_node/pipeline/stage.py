@@ -20,7 +20,7 @@ from pier_node.base.shared import Vector
 from pier_node.config.run import ModelSection, RunConfig
 from pier_node.outer.layout import Entry, Layout
 from pier_node.trainer import devices
-from pier_node.trainer.model.decoder import Decoder
+from pier_node.trainer.model.hub_part import part_of_model
 
 
 def stage_blocks(layers: int, stages: int) -> tuple[range, ...]:
@@ -58,11 +58,7 @@ def gather(config: ModelSection, stages: int, parts: Mapping[int, Vector], whole
 
 def _held(config: ModelSection, stages: int, stage: int) -> list[Entry]:
     blocks = stage_blocks(config.layers, stages)[stage]
-    return [entry for entry in Layout.of(config).entries if _is_held(entry.name, blocks, ends=stage == 0)]
-
-
-def _is_held(name: str, blocks: range, ends: bool) -> bool:
-    return int(name.split(".")[1]) in blocks if name.startswith("blocks.") else ends
+    return [it for it in Layout.of(config).entries if (stage == 0 if it.block is None else it.block in blocks)]
 
 
 Gradients = dict[str, Tensor]
@@ -91,6 +87,8 @@ class _Iteration:
 class Stage:
     """The blocks of one stage on a device. Its weights are undefined until `load`.
 
+    Building it raises PierError: this model cannot be divided, or transformers, which builds it, is not here.
+
     Attributes:
         layout: of its parameters in one vector.
     """
@@ -101,10 +99,9 @@ class Stage:
         self._device, self._z_loss = device, config.inner.z_loss
         self._bf16 = devices.uses_bf16(device, config.inner.precision)
         self._dtype = torch.bfloat16 if self._bf16 else torch.float32
-        with torch.device("meta"):
-            self._model = Decoder(config.model, stage_blocks(config.model.layers, stages)[stage], ends=stage == 0)
+        blocks = stage_blocks(config.model.layers, stages)[stage]
         memory = {it.name: torch.empty(it.shape, device=device) for it in self.layout.entries}
-        self._model.load_state_dict(memory, assign=True)
+        self._model = part_of_model(config.model, blocks, stage == 0, memory)
         self._parameters = dict(self._model.named_parameters())
         self._now = _Iteration([])
 

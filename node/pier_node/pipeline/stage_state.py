@@ -8,7 +8,8 @@ of microbatches seen. A step becomes the replica's own state when the round that
 cannot find out, because others have already counted later steps, it continues from the last outer round. It loses only
 what this replica did since then.
 
-Stages given to other sites: to those that come back, and to those of stage 0 that join them into one model.
+Stages given to other sites: to those that come back, to those that take up a stage of a model that the founder has, and
+to those of stage 0 that join them into one model.
 
 Every site of stage 0 joins the stages at the end of the run, in a checkpoint that `pier-node export`, `evaluate` and
 `generate` read. For that moment it holds the whole model in host memory.
@@ -19,9 +20,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from weakref import ref
 
 import numpy as np
 import torch
@@ -34,7 +36,8 @@ from pier_node.outer.layout import Layout
 from pier_node.outer.mean import norm_limit
 from pier_node.outer.pier import accumulate
 from pier_node.outer.schedule import round_plan
-from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState, l2_norm
+from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState, l2_norm
+from pier_node.pipeline.beginnings import MOMENTS, Beginnings
 from pier_node.pipeline.context import Tools
 from pier_node.pipeline.outer_step import OuterStep, Tensors
 from pier_node.pipeline.stage import gather, stage_layout
@@ -42,7 +45,6 @@ from pier_node.pipeline.vote_state import VoteState, round_of, vote_state_of
 from pier_node.rounds.catch_up import Wanted, fetch_state
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.state_store import Checkpoint, StateStore
-from pier_node.trainer.model.initial import initial_weights
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, Chunk, PeerLost
 from pier_node.wire.states import StateServer
 from pier_proto.v1.peer_pb2 import FetchRequest, Manifest, StateRequest, Total
@@ -118,7 +120,6 @@ class Own:
 
 ABSENT = 1
 """A version that no stage ever has (vote_state.version)."""
-MOMENTS = (ADAM_M, ADAM_V)
 NAMES = (ANCHOR, *MOMENTS)
 
 
@@ -127,12 +128,15 @@ class StageState:
 
     Attributes:
         stage: number of the stage; None: it holds none yet.
-        state: of the stage, the same at all replicas unless they meet in pairs; its `round` is its version.
+        beginnings: what stages begin with.
+        state: of the stage, the same at all replicas unless they meet in pairs; its `round` is its version. None: it is
+            to be fetched.
         own: the steps that this replica took on its own since.
     """
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
         self._folder, self._config = folder, config
+        self.beginnings = Beginnings(folder, config)
         self.stage: int | None = next((int(it.name.partition("-")[2]) for it in sorted(folder.glob("stage-*"))), None)
         self.state: OuterState | None = None
         self.own = Own(folder / "own", config.hash())
@@ -161,10 +165,11 @@ class StageState:
         return counts if self._staged and self._staged.round == counts else self.version
 
     def hold(self, stage: int) -> None:
-        """Hold a stage from now on, with its initial weights. Blocks. Raises PierError."""
-        self.stage = stage
-        self.state = self._made()
-        self._disk.keep(self.state)
+        """Hold a stage from now on, with what it begins with if that is here. Blocks. Raises PierError."""
+        state = self.beginnings.of(stage)
+        self.stage, self.state = stage, state
+        if state:
+            self._disk.keep(state)
 
     def load(self, version: int) -> bool:
         """Load a version from disk. Returns whether this site has it. Blocks."""
@@ -172,16 +177,17 @@ class StageState:
             return False
         found = self._disk.of(version)
         if found is None and version == 0:
-            found = self._made()
+            found = self.beginnings.of(self.stage)
         self.state = found or self.state
         return found is not None
 
     async def fetch(self, version: int, carrier: Carrier, peers: list[str]) -> None:
-        """Fetch a version from replicas. Raises PeerLost: none had it."""
+        """Fetch a version from replicas, or version 0 from the founder. Raises PeerLost: none had it."""
         assert self.stage is not None
-        got = await fetch_state(carrier, peers, Wanted(self._layout.length, version, stage=self.stage + 1))
-        await asyncio.to_thread(self._disk.keep, got.state)
-        self.state = got.state
+        got = await fetch_version(carrier, peers, Wanted(self._layout.length, version, stage=self.stage + 1))
+        state = got if version else await asyncio.to_thread(self.beginnings.with_weights, got.anchor)
+        await asyncio.to_thread(self._disk.keep, state)
+        self.state = state
 
     # --- the next step ---------------------------------------------------------------------------
 
@@ -272,14 +278,6 @@ class StageState:
     def _disk(self) -> StateStore:
         return StateStore(self._folder / f"stage-{self.stage}", self._config.hash())
 
-    def _made(self) -> OuterState:
-        assert self.stage is not None
-        weights = made(self._config, self.stage)
-        momentum = () if self._config.outer.algorithm == "sync" else (MOMENTUM,)
-        tensors = {name: SharedVector(len(weights)) for name in (ANCHOR, *momentum, *MOMENTS)}
-        tensors[ANCHOR].array[:] = weights
-        return OuterState(0, (), tensors, {})
-
 
 def take_stage_step(
     inner: InnerSection,
@@ -305,22 +303,20 @@ def take_stage_step(
     step_vectors(layout, weights, (first, second, adam_step), flat, step, inner.model_copy(update={"clip_norm": 0.0}))
 
 
-def made(config: RunConfig, stage: int) -> Vector:
-    """The initial weights of a stage: those of the whole model, bit for bit."""
-    layout = stage_layout(config.model, config.pipeline.stages, stage)
-    return initial_weights(config.model, config.run.seed, layout).numpy()
-
-
 PATIENCE = 30.0
 """Seconds to wait for a site that has a stage as it is after its last step."""
 
 
 class StateSharing:
-    """Serves the state of the run, and the state of the stage that this site holds, to peers that request them."""
+    """Serves to peers that request them: the state of the run, that of this site's stage, and what stages begin with.
 
-    def __init__(self, carrier: Carrier, rounds: Rounds, stage_state: StageState) -> None:
+    The last is the founder's to give. It has it on its disk, and in memory while others fetch it.
+    """
+
+    def __init__(self, carrier: Carrier, rounds: Rounds, stage_state: StageState, stages: int) -> None:
         self._stage_state = stage_state
         self._of_stage = StateServer(carrier, self._offer)
+        self._given = [_Given(carrier, stage_state.beginnings, stage) for stage in range(stages)]
         self._of_run = StateServer(carrier, rounds.offer, rounds.prove)
         carrier.serve(DESCRIBE, self._describe)
         carrier.serve_pull(self._fetch)
@@ -336,14 +332,48 @@ class StateSharing:
         async for chunk in self._server(request.stage).fetch(peer, request):
             yield chunk
 
-    def _server(self, stage: int) -> StateServer:
-        if stage and stage - 1 != self._stage_state.stage:
-            raise BadMessage(f"stage {stage - 1} is not held here")
-        return self._of_stage if stage else self._of_run
+    def _server(self, stage: int) -> StateServer | _Given:
+        if not stage:
+            return self._of_run
+        if stage - 1 == self._stage_state.stage:
+            return self._of_stage
+        if stage > len(self._given):
+            raise BadMessage(f"this run has no stage {stage - 1}")
+        return self._given[stage - 1]
+
+
+class _Given:
+    """Serves what one stage begins with."""
+
+    def __init__(self, carrier: Carrier, beginnings: Beginnings, stage: int) -> None:
+        self._beginnings, self._stage, self._reading = beginnings, stage, asyncio.Lock()
+        self._state: Callable[[], OuterState | None] = lambda: None
+        self._server = StateServer(carrier, lambda version, shadow: None if version or shadow else self._state())
+
+    async def describe(self, peer: str, request: StateRequest) -> Manifest:
+        """The manifest of what it begins with. Raises BadMessage."""
+        async with self._reading:
+            state = self._state() or await asyncio.to_thread(self._beginnings.given, self._stage)
+        if state is None:
+            raise BadMessage(f"stage {self._stage} is not held here")
+        self._state = ref(state)  # the server holds it for as long as someone fetches it
+        return await self._server.describe(peer, request)
+
+    def fetch(self, peer: str, request: FetchRequest) -> AsyncIterator[Chunk]:
+        """Stream a run of pieces of it. Raises BadMessage."""
+        return self._server.fetch(peer, request)
+
+
+async def fetch_version(carrier: Carrier, peers: list[str], wanted: Wanted) -> OuterState:
+    """Fetch a version of a stage. Raises PeerLost: nobody has that one."""
+    state = (await fetch_state(carrier, peers, wanted)).state
+    if state.round != wanted.round:  # 0, the version that stages begin with, asks for the newest one
+        raise PeerLost(peers[0], f"the stage is in version {state.round} there")
+    return state
 
 
 async def holders(tools: Tools, stage: int, version: int, patience: float) -> list[str]:
-    """Live peers that have a version of a stage, according to pulses that may be a moment old.
+    """Live peers that have a version of a stage, according to pulses that may be a moment old; version 0 may be given.
 
     Raises PeerLost: there were none for `patience` seconds.
     """
@@ -351,6 +381,7 @@ async def holders(tools: Tools, stage: int, version: int, patience: float) -> li
     def found() -> list[str]:
         places = {node: it.place for node, it in tools.roster.pulses().items() if it.HasField("place")}
         has = [node for node, it in places.items() if it.stage == stage and it.version == version]
+        has += [node for node, it in places.items() if it.gives and not version and node not in has]
         return [node for node in has if node != tools.carrier.node]
 
     with suppress(TimeoutError):
@@ -388,14 +419,14 @@ async def _part(config: RunConfig, now: VoteState, stage: int, stage_state: Stag
     version = now.versions[stage]
     if stage_state.stage == stage and stage_state.state and stage_state.version == version:
         return stage_state.state.anchor
-    if version == 0:
-        return await asyncio.to_thread(made, config, stage)
+    if version == 0 and (beginning := await asyncio.to_thread(stage_state.beginnings.of, stage)):
+        return beginning.anchor
     length = stage_layout(config.model, config.pipeline.stages, stage).length
     wanted, deadline = Wanted(length, version, stage=stage + 1), asyncio.get_running_loop().time() + PATIENCE
     while True:
         peers = await holders(tools, stage, version, PATIENCE)
         try:
-            return (await fetch_state(tools.carrier, peers, wanted)).state.anchor
+            return (await fetch_version(tools.carrier, peers, wanted)).anchor
         except PeerLost:  # a pulse counts a step that is stored there and not taken yet
             if asyncio.get_running_loop().time() > deadline:
                 raise

@@ -29,8 +29,8 @@ def beginning(config: RunConfig, layout: Layout, node: str, weights: Vector | No
 
     Raises PierError: there is no seed for the weights of this model.
     """
-    if weights is None and config.model.transformers and not config.program:
-        raise no_weights(config.model.transformers.kind)
+    if weights is None and config.begins_pretrained:
+        raise no_weights(config)
     tensors = {ANCHOR: SharedVector(layout.length), MOMENTUM: SharedVector(layout.length)}
     if weights is None:
         from pier_node.trainer.model.initial import initial_weights
@@ -41,8 +41,9 @@ def beginning(config: RunConfig, layout: Layout, node: str, weights: Vector | No
     return Checkpoint(OuterState(0, (node,), tensors, {}))
 
 
-def no_weights(kind: str) -> PierError:
-    """A founder has no weights for a model that Pier cannot initialise."""
+def no_weights(config: RunConfig) -> PierError:
+    """A founder has no weights for a run that begins with those of a model."""
+    kind = config.model.transformers.kind if config.model.transformers else config.model.form
     return PierError(
         f"the run begins with the weights of a {kind} that is there already, and this site has none",
         "Give the folder that run.toml was made from: pier-node start --from FOLDER.",

@@ -263,11 +263,16 @@ def check_weights(config: RunConfig, settings: Settings, founds: bool) -> None:
             settings.parallel.check(config, settings.workers or settings.parallel.tensor)
     folder = settings.weights
     if folder is None:
-        if config.model.transformers and founds:
-            raise no_weights(config.model.transformers.kind)
+        if config.begins_pretrained and founds:
+            raise no_weights(config)
         return
     if settings.peers:
         raise PierError("--from is for the site that founds a run", "Leave it out: others get the weights from there.")
+    if config.pipeline.stages > 1 and not config.begins_pretrained:
+        raise PierError(
+            f"the run begins with random weights, so those in {folder} are of no use",
+            "Set run.pretrained = true before the run begins, as `pier-node init --from` does.",
+        )
     from pier_node.trainer.model.hub import read_config
 
     free = {"preset"} if config.model.form == "gpt2" else {"preset", "context"}  # only its positions have weights

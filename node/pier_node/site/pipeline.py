@@ -22,6 +22,7 @@ import torch
 from pier_node.outer.state import OuterState
 from pier_node.pipeline import vote_state
 from pier_node.pipeline.activation_codec import Formats
+from pier_node.pipeline.beginnings import Beginnings
 from pier_node.pipeline.context import Rows, Tools
 from pier_node.pipeline.paths_file import PATHS_FILE, LatestPaths
 from pier_node.pipeline.stage_state import StageState
@@ -29,7 +30,7 @@ from pier_node.rounds.catch_up import Wanted
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.proofs import alone
 from pier_node.rounds.state_store import CHECKPOINTS, Checkpoint, StateStore
-from pier_node.site.bootstrap import first_state
+from pier_node.site.bootstrap import first_state, no_weights
 from pier_node.site.membership import Joined, rounds_of_all
 from pier_node.site.pipeline_training import PipelineTraining, lines
 from pier_node.site.report import note
@@ -175,6 +176,7 @@ async def prepare(joined: Joined, stack: AsyncExitStack) -> PipelineSite:
     if found:
         state, progress.tokens = found.state, found.tokens
     elif joined.record.founder:
+        await _found(joined)
         state = vote_state.beginning(config.pipeline.stages, joined.carrier.node)
         await asyncio.to_thread(proofs.add, [alone(state, b"", joined.statements)])
     else:
@@ -190,6 +192,17 @@ async def prepare(joined: Joined, stack: AsyncExitStack) -> PipelineSite:
     joined.background.start(stack, site.rounds.run())
     joined.leave_politely(stack, site.rounds)
     return site
+
+
+async def _found(joined: Joined) -> None:
+    """Keep the weights that the run begins with, if they are those of a model. Raises PierError."""
+    config, folder = joined.config, joined.settings.weights
+    beginnings = Beginnings(joined.settings.folder, config)
+    if config.begins_pretrained and folder:
+        await asyncio.to_thread(beginnings.found, folder)
+        joined.say(f"The run starts from the weights in {folder}. Other sites get their stages from here.")
+    elif config.begins_pretrained and not beginnings.gives:
+        raise no_weights(config)
 
 
 def at_rest(state: OuterState, tokens: int) -> Checkpoint:

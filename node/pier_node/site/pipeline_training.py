@@ -134,15 +134,16 @@ class PipelineTraining:
         self._stage: Stage | None = None
         self._attempt: Joint[Worth | Met] | None = None
         self._tried: Plan | None = None
-        self._version, self._begun_last = 0, b""
+        self._version, self._begun_last, self._gives = 0, b"", stage_state.beginnings.gives
         self._account = Account(progress, self._carrier.node, config.inner.batch_size * config.model.context)
         self._news, stages = Signal(), config.pipeline.stages
         self._planner = Planner(config.pipeline, config.run.seed, on_plan, search)
         self._position = Position(config, rounds)
         self._routing = Routing(tools, self._planner, stage_state, self._position, self._news)
         under_way, over = (lambda: self._attempt), lambda: self._rounds.state.round
-        Dispatch(self._carrier, rounds.streams.take, under_way, lambda: self._begun_last, over, self._news)
-        StateSharing(self._carrier, rounds, stage_state)
+        take, begun = rounds.streams.take, lambda: self._begun_last
+        self._dispatch = Dispatch(self._carrier, take, under_way, begun, over, self._news)
+        StateSharing(self._carrier, rounds, stage_state, stages)
         length = vote_state.length(stages)
         self._catch_up = CatchUp(self._carrier, self._roster, tools.faults, length)
 
@@ -158,6 +159,7 @@ class PipelineTraining:
             version=stage_state.version_of(counts),
             memory=memory,
             working=self._attempt is not None,
+            gives=self._gives,
             transfer=pace.transfers(),
             round_trip=self._roster.round_trips(),
             **times,
@@ -273,6 +275,8 @@ class PipelineTraining:
     async def _attempted(self, plan: Plan, apart: bool) -> Worth | Met:
         attempt = self._attempt = self._begun(plan, await self._built(), apart)
         self._begun_last, self._tried = plan.name, plan
+        if dropped := self._dispatch.dropped(plan):
+            attempt.drop(dropped)
         self._news.notify()
         self.progress.spans = attempt.spans
         try:
@@ -356,6 +360,7 @@ class PipelineTraining:
         self.progress.phase = Phase.PHASE_CATCHING_UP  # the planner waits for it, for a while
         try:
             await self._stage_state.fetch(wanted, self._carrier, await holders(self._tools, stage, wanted, REPLICAS))
-            log.info("stage %d is here as it is after the last step", stage)
+            log.info("stage %d is here as it is after the last step" if wanted else "stage %d is here", stage)
         except PeerLost as lost:
-            log.warning("stage %d is not here as it was after its last step: %s", stage, lost.reason)
+            what = "as it was after its last step" if wanted else "yet; the run's founder has what it begins with"
+            log.warning("stage %d is not here %s: %s", stage, what, lost.reason)

@@ -440,6 +440,7 @@ class Place(_message.Message):
     TRANSFER_FIELD_NUMBER: _builtins.int
     ROUND_TRIP_FIELD_NUMBER: _builtins.int
     WORKING_FIELD_NUMBER: _builtins.int
+    GIVES_FIELD_NUMBER: _builtins.int
     stage: _builtins.int
     version: _builtins.int
     """of its stage, as replicas share it: names the round that made it; 0: none did"""
@@ -450,6 +451,8 @@ class Place(_message.Message):
     """microbatches in flight that it can hold"""
     working: _builtins.bool
     """on an attempt at the round that it trains for"""
+    gives: _builtins.bool
+    """what each stage begins with, to the sites that take it up"""
     @_builtins.property
     def transfer(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """seconds until a site, by node id, has a tensor that this one sends it"""
@@ -470,10 +473,11 @@ class Place(_message.Message):
         transfer: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         round_trip: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         working: _builtins.bool = ...,
+        gives: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward", b"backward", "forward", b"forward", "loss", b"loss", "memory", b"memory", "round_trip", b"round_trip", "stage", b"stage", "transfer", b"transfer", "version", b"version", "working", b"working"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward", b"backward", "forward", b"forward", "gives", b"gives", "loss", b"loss", "memory", b"memory", "round_trip", b"round_trip", "stage", b"stage", "transfer", b"transfer", "version", b"version", "working", b"working"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,9 +55,14 @@ class HubDecoder(nn.Module):
         self.blocks = {name: part for name, part in whole.named_modules() if type(part).__name__ in kinds}
         self._whole = (whole,)  # a tuple, for its parts are registered already, under their names in it
 
+    @property
+    def whole(self) -> Any:
+        """The model as transformers has built it."""
+        return self._whole[0]
+
     def forward(self, tokens: Tensor, targets: Tensor | None = None, z_loss: float = 0.0) -> Tensor:
         """[batch, time] token ids -> [batch, time, vocab] logits, or their `summed_loss` with `targets`."""
-        logits: Tensor = self._whole[0](input_ids=tokens, use_cache=False).logits
+        logits: Tensor = self.whole(input_ids=tokens, use_cache=False).logits
         return logits if targets is None else loss_of(logits, targets, z_loss)
 
     def assign(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
@@ -79,7 +84,7 @@ class HubDecoder(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write weights and config.json with the names of files and tensors that transformers expects."""
-        self._whole[0].save_pretrained(folder, max_shard_size="5GB")
+        self.whole.save_pretrained(folder, max_shard_size="5GB")
 
 
 def empty_model(config: ModelSection) -> Decoder | HubDecoder:
