@@ -114,7 +114,7 @@ def test_a_key_that_is_wrong(here: Path, refused: Refused) -> None:
     text = (here / "run.toml").read_text()
     (here / "run.toml").write_text(text.replace("sites =", "sitez ="))
     told = refused()
-    assert "run.toml: run.sitez: no such key; allowed here: name, seed, sites" in told
+    assert "run.toml: run.sitez: no such key; allowed here: name, seed, pretrained, sites" in told
     (here / "run.toml").unlink()
     assert "Write one with: pier-node init" in refused("--run", "run.toml")
     assert "`pier-node init`, then `pier-node start`" in refused()

@@ -86,12 +86,20 @@ def test_the_names_of_its_tensors_fit_where_the_trainer_gets_them() -> None:
     [
         ({"inner": {"optimizer": "muon"}}, "muon"),
         ({"data": {"tokenizer": "t.json", "document_mask": True}}, "document_mask"),
-        ({"pipeline": {"stages": 2}, "run": {"sites": 2}}, "pipeline.stages"),
     ],
 )
 def test_what_needs_piers_own_decoder_is_refused(sections: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=rf"{words}.*Pier's own decoder"):
         RunConfig.model_validate(tables(**sections))
+
+
+def test_a_pipeline_divides_a_model_whose_parameters_number_its_blocks() -> None:
+    pipeline: dict[str, Any] = {"pipeline": {"stages": 2}, "run": {"sites": 2}}
+    with pytest.raises(ValidationError, match="not numbered by its blocks"):
+        RunConfig.model_validate(tables(**pipeline))
+    content = tables(**pipeline)
+    content["model"]["transformers"]["tensors"] = (*TENSORS, *(f"model.layers.{k}.norm.weight 32" for k in range(2)))
+    assert RunConfig.model_validate(content).begins_pretrained
 
 
 def test_a_run_keeps_all_but_places_and_code() -> None:

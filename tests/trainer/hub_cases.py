@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "gemma": LARGE_HEADS,
     "gemma2": {**LARGE_HEADS, "sliding_window": 8, "final_logit_softcapping": 3.0},
     "gemma3_text": {**LARGE_HEADS, "sliding_window": 8},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
     "gpt_neox": {"tie_word_embeddings": False},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8},
 }

@@ -117,10 +117,7 @@ def init(path: Path, wanted: Wanted, force: bool) -> str:
         PierError: it exists (without `force`), or cannot be written; or the pace is given and the sites are not.
     """
     how, tables = f"  {_start(path)}", recipe("" if wanted.weights else wanted.preset, wanted.steps)
-    tables["run"], sites = (
-        {**wanted.run, **({"pretrained": True} if wanted.weights else {})},
-        wanted.run.get("sites", 0),
-    )
+    tables["run"], sites = {**wanted.run}, wanted.run.get("sites", 0)
     if wanted.weights is None:
         tables["model"] = {"preset": wanted.preset} if wanted.preset else {}
     else:
