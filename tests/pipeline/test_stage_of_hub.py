@@ -12,8 +12,10 @@ from trainer.hub_cases import KINDS, made
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
 from pier_node.outer.layout import Layout
-from pier_node.pipeline.stage import Stage, stage_layout
+from pier_node.pipeline.stage import Stage, stage_blocks, stage_layout
+from pier_node.trainer.model.evaluate import omissions
 from pier_node.trainer.model.hub import filled_model, import_weights, read_config
+from pier_node.trainer.model.hub_part import divisible
 
 CPU = torch.device("cpu")
 LAYERS, STAGES = 5, 3
@@ -83,6 +85,10 @@ def test_a_stage_left_out_is_as_if_the_model_had_no_such_blocks(kind: str, tmp_p
         whole.model.layers[index].forward = lambda hidden_states, *_args, **_options: hidden_states
     expected = whole(input_ids=tokens, labels=tokens).loss.item()
     assert loss == pytest.approx(expected, rel=1e-5)
+
+    model, windows = divisible(filled_model(run.model, flat, CPU)), [(tokens[:, :-1].numpy(), tokens[:, 1:].numpy())]
+    (measured,) = omissions(model, windows, stage_blocks(LAYERS, STAGES), [(1,)], bf16=False)
+    assert measured.loss == pytest.approx(expected, rel=1e-5), "as `pier-node evaluate --skip` has it"
 
 
 def test_what_a_block_is_told_of_the_text_besides_activations_is_noticed(tmp_path: Path) -> None:

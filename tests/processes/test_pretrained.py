@@ -145,6 +145,8 @@ def test_a_pipeline_goes_on_from_a_model_that_only_the_founder_has(
     assert type(after) is type(before)
     for name, tensor in before.state_dict().items():
         torch.testing.assert_close(after.state_dict()[name], tensor.float(), atol=1e-6, rtol=0, msg=name)
+    left_out = json.loads(pier_node("evaluate", "--json", "--skip", "0.3", "--data", holder.folder, *data[:2]))
+    assert [it["stages"] for it in left_out["any"]] == [[1], [2]]
 
 
 def _has_begun(site: Site) -> bool:

@@ -30,6 +30,7 @@ from pier_node.trainer.model import hub
 from pier_node.trainer.model.decoder import stream
 from pier_node.trainer.model.evaluate import Omission, bits_per_byte, choices, early_exits, omissions, validation_loss
 from pier_node.trainer.model.gguf import require_gguf, write_gguf
+from pier_node.trainer.model.hub_part import divisible
 
 
 def export(data: Path, out: Path, force: bool = False, gguf: bool = False) -> str:
@@ -179,7 +180,7 @@ def evaluate_omissions(
     windows = validation_windows(config, weights, data, dataset, batches)
     blocks = stage_blocks(weights.config.layers, _stages(config, weights.config.layers))
     count = min(round(skip * len(blocks)), len(blocks) - 1)
-    decoder, bf16 = weights.model(place), uses_bf16(place, config.inner.precision)
+    decoder, bf16 = divisible(weights.any_model(place)), uses_bf16(place, config.inner.precision)
     decoder.separator = document_separator(config.data)
     wanted: dict[str, list[tuple[int, ...]]] = {
         "nothing": [()],

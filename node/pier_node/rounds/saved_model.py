@@ -41,7 +41,7 @@ class Weights:
             return model
         raise PierError(
             f"{self.origin} is no model of Pier's own decoder (Llama, GPT-2); transformers computes it",
-            "`pier-node evaluate` (without --skip), `generate` and `serve --model` take it.",
+            "`pier-node evaluate`, `generate` and `serve --model` take it.",
         )
 
     def any_model(self, device: torch.device) -> Decoder | HubDecoder:

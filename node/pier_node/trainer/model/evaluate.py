@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pier_node.trainer.model.decoder import Decoder
+from pier_node.trainer.model.hub_part import HubPart
 from pier_node.trainer.model.loss import NO_TOKEN
 
 Tokens = npt.NDArray[np.int64]
@@ -102,7 +103,7 @@ def early_exits(stages: int) -> list[tuple[int, ...]]:
 
 
 def omissions(
-    model: Decoder,
+    model: Decoder | HubPart,
     windows: Sequence[tuple[Tokens, Tokens]],
     blocks: Sequence[range],
     left_out: Iterable[tuple[int, ...]],
@@ -122,7 +123,7 @@ def omissions(
 
 
 class _Shortened(nn.Module):
-    def __init__(self, model: Decoder, missing: frozenset[int]) -> None:
+    def __init__(self, model: Decoder | HubPart, missing: frozenset[int]) -> None:
         super().__init__()
         self.model, self._missing = model, missing
 

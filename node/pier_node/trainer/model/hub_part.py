@@ -10,7 +10,7 @@ on nothing else. A part checks both as it is built.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -41,17 +41,30 @@ def part_of_model(config: ModelSection, blocks: range, ends: bool, tensors: Mapp
     return model
 
 
+def divisible(model: Decoder | HubDecoder) -> Decoder | HubPart:
+    """A whole model of which blocks can be left out; one of transformers is not used otherwise again.
+
+    Raises:
+        PierError: the model is not the same in parts.
+    """
+    if isinstance(model, Decoder):
+        return model
+    return HubPart(model.config, model, range(model.config.layers), True, dict(model.named_parameters()))
+
+
 class _Pass(NamedTuple):
     """One forward, which computes the blocks [start, stop).
 
     Attributes:
         x: what block `start` is given, or what follows the last block; None: what comes from the embeddings.
         stop: the forward ends before this block; None: it ends with the logits.
+        without: blocks to leave out.
     """
 
     x: Tensor | None
     start: int
     stop: int | None
+    without: Collection[int] = ()
 
 
 class _Ended(Exception):
@@ -92,9 +105,13 @@ class HubPart(HubDecoder):
         """[batch, time] token ids -> [batch, time, dim], what the first block is given."""
         return self._run(_Pass(None, 0, 0), input_ids=tokens)
 
-    def through(self, x: Tensor) -> Tensor:
-        """The blocks of the part: [batch, time, dim] -> [batch, time, dim]."""
-        return self._run(_Pass(x, self._start, self._stop), inputs_embeds=torch.zeros_like(x))
+    def documents(self, tokens: Tensor) -> Tensor | None:  # noqa: ARG002 - as `Decoder.documents` is called
+        """None: transformers' models do not keep documents apart."""
+        return None
+
+    def through(self, x: Tensor, without: Collection[int] = (), documents: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """The blocks of the part but those left out: [batch, time, dim] -> [batch, time, dim]."""
+        return self._run(_Pass(x, self._start, self._stop, without), inputs_embeds=torch.zeros_like(x))
 
     def loss(self, x: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
         """What is lost with targets, [batch, time] token ids, if the last block gives x: see `summed_loss`."""
@@ -112,12 +129,14 @@ class HubPart(HubDecoder):
     def _block(self, index: int, compute: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """The forward of a block, present or not."""
         x, args, options = _split(args, options)
-        new, start, stop = self._now
+        new, start, stop, without = self._now
         if index == stop:
             raise _Ended(x)
         if index >= start:
-            result = compute(x if index > start or new is None else new, *args, **options)
-            x = result[0] if isinstance(result, tuple) else result
+            x = x if index > start or new is None else new
+            if index not in without:
+                result = compute(x, *args, **options)
+                x = result[0] if isinstance(result, tuple) else result
             if index + 1 == stop:
                 raise _Ended(x)
         elif new is not None and index + 1 == self.config.layers:
