@@ -58,7 +58,9 @@ class PipelineNode:
         self.stage_state = StageState(cluster.folder / name, run)
         memory, formats = run.pipeline.memory, Formats.of(run, bf16=False)
         self.thread = Hanging()
-        work = Tools(self.carrier, self.roster, self.thread, self._rows, memory, formats, faults)
+        work = Tools(
+            self.carrier, self.roster, self.thread, self._rows, memory, formats, faults, founder=cluster.names[0]
+        )
         device = torch.device("cpu")
         self.orders = Orders()
         ends = partial(cluster.committed, name), self._end, cluster.planned, self.orders, _searched
@@ -81,6 +83,7 @@ class PipelineNode:
             digest=state.digest,
             training_for=progress.training_for,
             place=self.training.place() if hasattr(self, "training") else None,
+            gives=hasattr(self, "training") and self.training.gives,
         )
 
     async def _end(self, model: Checkpoint) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from pipeline.cases import BATCH, CONTEXT, SEED, config, rows
 from pipeline.cluster import PipelineCluster
+from rounds.cases import CALM
+from simulation.network import Network
 from simulation.virtual_time import run
 from torch.nn import functional
 
@@ -22,10 +26,12 @@ from pier_node.outer.layout import Layout
 from pier_node.outer.state import OuterState
 from pier_node.pipeline import stage_state, vote_state
 from pier_node.rounds import catch_up
+from pier_node.site import pipeline_training
+from pier_node.trainer.model import hub
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.initial import initial_weights
-from pier_node.wire.carrier import PeerLost
-from pier_proto.v1.peer_pb2 import Phase
+from pier_node.wire.carrier import DESCRIBE, PeerLost
+from pier_proto.v1.peer_pb2 import Phase, StateRequest
 
 LONG = 40
 """Steps of a run that is not over before a site comes back."""
@@ -120,6 +126,79 @@ def test_planned_paths_lead_through_the_sites_that_are_left(tmp_path: Path) -> N
     run(cluster.run())
     assert cluster.voted().steps == 6
     assert {site.name for site in cluster.problems[-1].sites} == set("abcdf")
+
+
+def begun_from_a_model(tmp_path: Path, **pipeline: Any) -> tuple[PipelineCluster, RunConfig]:
+    """A run that begins with a model which only its founder, a, has; and the same run with those weights as its own."""
+    run = config(**pipeline)
+    tables = run.model_copy(update={"run": run.run.model_copy(update={"pretrained": True})})
+    weights = initial_weights(run.model, SEED + 1)
+    folder = hub.export(run.model, weights, tmp_path / "model", "bytes")
+    stage_state.Beginnings(tmp_path / "a", tables).read(folder)
+    return PipelineCluster(tables, tmp_path), run
+
+
+def test_the_founder_gives_the_stages_of_the_model_that_it_has(tmp_path: Path) -> None:
+    cluster, tables = begun_from_a_model(tmp_path, paths="full", microbatches=2)
+    run(cluster.run())
+    (data_node,) = (name for name, node in cluster.nodes.items() if node.stage_state.stage == 0)
+    expected = trained(tables, data_node, SEED + 1)
+    np.testing.assert_allclose(cluster.joined(), expected, rtol=1e-3, atol=2e-6)
+
+
+class TheFirstPlanMisses(PipelineCluster):
+    """The first plan does not reach that site."""
+
+    missed = ""
+
+    def boot(self, name: str) -> None:
+        super().boot(name)
+        routing, lost = self.nodes[name].training._routing, PeerLost(self.missed, "feigned")
+        tell = routing._tell
+
+        async def told(node: str, message: Any) -> PeerLost | None:
+            if node == self.missed and message.round == 1:
+                return lost
+            return await tell(node, message)
+
+        routing._tell = told  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("missed", ["a", "b"])
+def test_a_founder_without_a_stage_gives_stages_to_the_others(tmp_path: Path, missed: str) -> None:
+    cluster, _ = begun_from_a_model(tmp_path, paths="full", microbatches=2)
+    one = TheFirstPlanMisses(cluster.config, tmp_path)
+    one.missed = missed
+    run(one.run())
+    assert one.voted().steps == 6
+
+
+@pytest.mark.parametrize("phase", ["routed", "forward", "prepared"])
+def test_a_founder_that_dies_and_comes_back_gives_what_it_gave_before(tmp_path: Path, phase: str) -> None:
+    cluster, _ = begun_from_a_model(tmp_path, paths="full", microbatches=2)
+    cluster.fail_at = {("a", 2, phase): "restart"}
+    run(cluster.run())
+    assert cluster.struck
+    assert cluster.voted().steps == 6
+    assert np.isfinite(cluster.joined()).all()
+
+
+def test_only_the_founder_is_asked_for_what_a_stage_begins_with(tmp_path: Path) -> None:
+    cluster, tables = begun_from_a_model(tmp_path, paths="full", microbatches=2)
+    folder = hub.export(tables.model, initial_weights(tables.model, SEED + 2), tmp_path / "other", "bytes")
+    stage_state.Beginnings(tmp_path / "b", cluster.config).read(folder)  # it claims to give, too
+    asked = set[str]()
+    real = stage_state.holders
+
+    async def holders(*args: Any) -> list[str]:
+        found = await real(*args)
+        asked.update(found)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline_training, "holders", holders)
+        run(cluster.run())
+    assert asked == {"a"}
 
 
 class OneIsLeftOut(PipelineCluster):
@@ -255,3 +334,33 @@ def test_one_that_never_ends_is_named_and_takes_no_part(tmp_path: Path, caplog: 
     assert cluster.nodes[cluster.victim].progress.phase == Phase.PHASE_PAUSED
     assert "a: has computed for 20 s without an end" in caplog.text
     assert "computing hangs: this site takes no part until it ends" in caplog.text
+
+
+def test_a_stage_is_read_once_however_often_sites_ask_and_give_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading a large stage takes longer than a site waits for a description."""
+    cluster, _ = begun_from_a_model(tmp_path, paths="full", microbatches=2)
+    real, reads, go = stage_state.Beginnings.given, list[int](), threading.Event()
+
+    def given(self: stage_state.Beginnings, stage: int) -> OuterState | None:
+        reads.append(stage)
+        assert go.wait(30)
+        return real(self, stage)
+
+    monkeypatch.setattr(stage_state.Beginnings, "given", given)
+
+    async def ask() -> Any:
+        network = Network(1, CALM)
+        here, there = network.join("a"), network.join("b")
+        state = stage_state.StageState(tmp_path / "a", cluster.config)
+        stage_state.StateSharing(here, cast("Any", SimpleNamespace(offer=None, prove=None)), state, 4)
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await there.call("a", DESCRIBE, StateRequest(stage=2), 10.0)
+        go.set()
+        return await there.call("a", DESCRIBE, StateRequest(stage=2), 10.0)
+
+    assert asyncio.run(ask()).round == 0
+    assert reads == [1]

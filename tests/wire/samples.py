@@ -87,7 +87,6 @@ PLACE = Place(
     transfer={BOB: 0.2},
     round_trip={BOB: 0.1},
     working=True,
-    gives=True,
 )
 PULSE = Pulse(
     site=SITE,
@@ -104,6 +103,7 @@ PULSE = Pulse(
     time=1.7e9,
     spread=0.03,
     place=PLACE,
+    gives=True,
 )
 READY = Ready(
     node=BOB,

@@ -478,13 +478,13 @@ class RunConfig(Section):
         if self.data.document_mask:
             raise ValueError(f"data.document_mask {only}: leave it out")
         blocks = {block_of(name) for name, _ in self.model.transformers.shapes()} - {None}
-        if self.pipeline.stages > 1 and blocks != {*range(self.model.layers)}:
-            raise ValueError("pipeline.stages: this model's parameters are not numbered by its blocks: leave it out")
+        if self.pipeline.stages > 1 and (len(blocks), blocks) != (self.model.layers, {*range(len(blocks))}):
+            raise ValueError("pipeline.stages: the model's parameters are not numbered by its blocks: leave stages out")
         return self
 
     @property
     def begins_pretrained(self) -> bool:
-        """Whether the founder must have weights to begin with. Those of a model of transformers are never made here."""
+        """Whether the founder must have weights to begin with: the seed makes none for a model of transformers."""
         return self.program is None and (self.run.pretrained or self.model.transformers is not None)
 
     @property

@@ -6,6 +6,7 @@ and gives them to the sites that take them up.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from pier_node.base.shared import SharedVector, Vector
@@ -31,28 +32,32 @@ class Beginnings:
     def __init__(self, folder: Path, config: RunConfig) -> None:
         self._folder, self._config = folder / FOLDER, config
 
-    @property
     def gives(self) -> bool:
-        """Whether this site has the weights of all stages, which others lack. Blocks."""
-        return self._config.begins_pretrained and bool(self._store(0).rounds())
+        """Whether this site has the weights of all stages of this run, which others lack. Blocks. Raises PierError."""
+        return self._config.begins_pretrained and self._store(0).peek() is not None
 
-    def found(self, model: Path) -> None:
+    def read(self, model: Path) -> None:
         """Read the model in a folder, in Hugging Face's format, and keep its stages. Blocks. Raises PierError.
 
-        In host memory there is the whole model meanwhile, and one more stage.
+        The whole model is in host memory meanwhile, and two of the stages.
         """
         from pier_node.trainer.model.hub import import_weights
 
         config, stages = self._config.model, self._config.pipeline.stages
+        for stage in range(stages):  # of an attempt that was interrupted; the first one says that all are there
+            shutil.rmtree(self._folder / f"stage-{stage}", ignore_errors=True)
         whole = import_weights(model)[1].numpy()
-        for stage in reversed(range(stages)):  # the first one says that all are there
+        for stage in reversed(range(stages)):
             weights = scatter(config, stages, whole, stage)
             tensors = {ANCHOR: SharedVector(len(weights)), MOMENTUM: SharedVector(len(weights))}
             tensors[ANCHOR].array[:] = weights
             self._store(stage).keep(OuterState(0, (), tensors, {}))
 
     def given(self, stage: int) -> OuterState | None:
-        """What the founder keeps of a stage: weights, and a momentum of 0; None: this is another site. Blocks."""
+        """What the founder keeps of a stage: weights, and a momentum of 0; None: this is another site. Blocks.
+
+        Its hashes are there, too.
+        """
         return self._store(stage).of(0)
 
     def of(self, stage: int) -> OuterState | None:

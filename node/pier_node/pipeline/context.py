@@ -40,6 +40,7 @@ class Tools:
         open_data: opens the data so that `rows` is fast. It blocks, for minutes if text must be tokenized first.
         memory: number of microbatches in flight that the site can hold.
         formats: of the tensors that travel.
+        founder: node id of the site that founded the run; empty: this site does not know.
         silence: learns how long the next tensor takes to arrive.
         patience: learns how long the other sites take to finish an iteration after this site has done its part.
         outer_patience: the same for outer rounds, whose means are over whole stages and take much longer.
@@ -55,6 +56,7 @@ class Tools:
     formats: Formats
     faults: Faults = NO_FAULTS
     open_data: Callable[[], object] = lambda: None
+    founder: str = ""
 
     def __post_init__(self) -> None:
         self.silence, self.pace = Silence(), Pace()

@@ -166,10 +166,11 @@ class StageState:
 
     def hold(self, stage: int) -> None:
         """Hold a stage from now on, with what it begins with if that is here. Blocks. Raises PierError."""
+        self.stage = stage  # first: the next plan may come meanwhile
         state = self.beginnings.of(stage)
-        self.stage, self.state = stage, state
         if state:
             self._disk.keep(state)
+            self.state = state
 
     def load(self, version: int) -> bool:
         """Load a version from disk. Returns whether this site has it. Blocks."""
@@ -310,7 +311,8 @@ PATIENCE = 30.0
 class StateSharing:
     """Serves to peers that request them: the state of the run, that of this site's stage, and what stages begin with.
 
-    The last is the founder's to give. It has it on its disk, and in memory while others fetch it.
+    Only the founder gives the last. It reads a stage from its disk when a site asks, and keeps it in memory for as long
+    as sites fetch it.
     """
 
     def __init__(self, carrier: Carrier, rounds: Rounds, stage_state: StageState, stages: int) -> None:
@@ -346,18 +348,27 @@ class _Given:
     """Serves what one stage begins with."""
 
     def __init__(self, carrier: Carrier, beginnings: Beginnings, stage: int) -> None:
-        self._beginnings, self._stage, self._reading = beginnings, stage, asyncio.Lock()
+        self._beginnings, self._stage = beginnings, stage
         self._state: Callable[[], OuterState | None] = lambda: None
+        self._reading: asyncio.Future[OuterState | None] | None = None
         self._server = StateServer(carrier, lambda version, shadow: None if version or shadow else self._state())
 
     async def describe(self, peer: str, request: StateRequest) -> Manifest:
         """The manifest of what it begins with. Raises BadMessage."""
-        async with self._reading:
-            state = self._state() or await asyncio.to_thread(self._beginnings.given, self._stage)
+        state = None if request.round or request.shadow else self._state() or await self._read()
         if state is None:
-            raise BadMessage(f"stage {self._stage} is not held here")
+            raise BadMessage(f"stage {self._stage} is not held here like that")
         self._state = ref(state)  # the server holds it for as long as someone fetches it
         return await self._server.describe(peer, request)
+
+    async def _read(self) -> OuterState | None:
+        """Read it once for all that ask meanwhile. Whoever does not wait so long finds it as it asks again."""
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(asyncio.to_thread(self._beginnings.given, self._stage))
+        reading = self._reading
+        state = await asyncio.shield(reading)
+        self._reading = None if self._reading is reading else self._reading
+        return state
 
     def fetch(self, peer: str, request: FetchRequest) -> AsyncIterator[Chunk]:
         """Stream a run of pieces of it. Raises BadMessage."""
@@ -379,9 +390,12 @@ async def holders(tools: Tools, stage: int, version: int, patience: float) -> li
     """
 
     def found() -> list[str]:
-        places = {node: it.place for node, it in tools.roster.pulses().items() if it.HasField("place")}
+        pulses = tools.roster.pulses()
+        places = {node: it.place for node, it in pulses.items() if it.HasField("place")}
         has = [node for node, it in places.items() if it.stage == stage and it.version == version]
-        has += [node for node, it in places.items() if it.gives and not version and node not in has]
+        if version == 0:
+            giving = [node for node, it in pulses.items() if it.gives and node not in has]
+            has += [node for node in giving if tools.founder in ("", node)]
         return [node for node in has if node != tools.carrier.node]
 
     with suppress(TimeoutError):

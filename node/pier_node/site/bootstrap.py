@@ -45,7 +45,7 @@ def no_weights(config: RunConfig) -> PierError:
     """A founder has no weights for a run that begins with those of a model."""
     kind = config.model.transformers.kind if config.model.transformers else config.model.form
     return PierError(
-        f"the run begins with the weights of a {kind} that is there already, and this site has none",
+        f"the run begins with the weights of a {kind} that has been trained before, and this site has none",
         "Give the folder that run.toml was made from: pier-node start --from FOLDER.",
     )
 

@@ -46,6 +46,8 @@ from pier_node.wire.transport import Transport, check_address, make_carrier
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Site, TokenizerPart, TokenizerRequest
 
 STATES = ("checkpoints", "states")
+OF_PIPELINE = ("tallies", "given", "stage-*")
+"""What the folder of a site of a pipeline has in place of, or beside, STATES."""
 JOURNAL = "journal.json"
 
 
@@ -85,7 +87,8 @@ def forget_run(folder: Path) -> None:
     for name in (SITE_FILE, EVENTS_FILE, REVOKED_FILE, JOURNAL, PROOFS_FILE, EARLIER_FILE, CONVICTED_FILE):
         (folder / name).unlink(missing_ok=True)
     Token.path(folder).unlink(missing_ok=True)
-    for path in [path for kind in STATES for path in folder.glob(f"{kind}/*")]:  # the folder may be a mount point
+    inside = (f"{kind}/*" for kind in STATES)  # the folder may be a mount point
+    for path in [path for pattern in (*inside, *OF_PIPELINE) for path in folder.glob(pattern)]:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     (folder / RUN_FILE).unlink(missing_ok=True)  # last: if interrupted, it starts again from the top
 

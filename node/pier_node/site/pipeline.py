@@ -110,6 +110,7 @@ class PipelineSite:
             formats=self._formats,
             faults=settings.faults,
             open_data=lambda: self._windows,
+            founder=joined.record.founded_by,
         )
         self._log = RoundLog(config.inner.total_steps, joined.progress, joined.carrier)
         self._pace = tools.pace
@@ -127,6 +128,7 @@ class PipelineSite:
             orders=joined.orders,
         )
         reporter.rounds, reporter.place = self.rounds, self.training.place
+        reporter.gives = self.training.gives
         reporter.paths, reporter.wanted = (lambda: paths.message), (lambda: joined.orders.stage)
 
     async def close(self) -> None:
@@ -176,10 +178,12 @@ async def prepare(joined: Joined, stack: AsyncExitStack) -> PipelineSite:
     if found:
         state, progress.tokens = found.state, found.tokens
     elif joined.record.founder:
-        await _found(joined)
+        await _keep_given_weights(joined)
         state = vote_state.beginning(config.pipeline.stages, joined.carrier.node)
         await asyncio.to_thread(proofs.add, [alone(state, b"", joined.statements)])
     else:
+        if joined.settings.weights:
+            log.warning("another site has founded this run: the weights in %s are not used", joined.settings.weights)
         progress.phase = Phase.PHASE_CATCHING_UP
         length = vote_state.length(config.pipeline.stages)
         fetched = await first_state(joined.carrier, joined.roster, lambda: Wanted(length, trust=joined.first_trust()))
@@ -194,14 +198,14 @@ async def prepare(joined: Joined, stack: AsyncExitStack) -> PipelineSite:
     return site
 
 
-async def _found(joined: Joined) -> None:
+async def _keep_given_weights(joined: Joined) -> None:
     """Keep the weights that the run begins with, if they are those of a model. Raises PierError."""
     config, folder = joined.config, joined.settings.weights
     beginnings = Beginnings(joined.settings.folder, config)
     if config.begins_pretrained and folder:
-        await asyncio.to_thread(beginnings.found, folder)
+        await asyncio.to_thread(beginnings.read, folder)
         joined.say(f"The run starts from the weights in {folder}. Other sites get their stages from here.")
-    elif config.begins_pretrained and not beginnings.gives:
+    elif config.begins_pretrained and not beginnings.gives():
         raise no_weights(config)
 
 

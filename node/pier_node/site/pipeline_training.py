@@ -134,9 +134,10 @@ class PipelineTraining:
         self._stage: Stage | None = None
         self._attempt: Joint[Worth | Met] | None = None
         self._tried: Plan | None = None
-        self._version, self._begun_last, self._gives = 0, b"", stage_state.beginnings.gives
+        self._version, self._begun_last = 0, b""
         self._account = Account(progress, self._carrier.node, config.inner.batch_size * config.model.context)
         self._news, stages = Signal(), config.pipeline.stages
+        self.gives = stage_state.beginnings.gives()
         self._planner = Planner(config.pipeline, config.run.seed, on_plan, search)
         self._position = Position(config, rounds)
         self._routing = Routing(tools, self._planner, stage_state, self._position, self._news)
@@ -159,7 +160,6 @@ class PipelineTraining:
             version=stage_state.version_of(counts),
             memory=memory,
             working=self._attempt is not None,
-            gives=self._gives,
             transfer=pace.transfers(),
             round_trip=self._roster.round_trips(),
             **times,
@@ -362,5 +362,5 @@ class PipelineTraining:
             await self._stage_state.fetch(wanted, self._carrier, await holders(self._tools, stage, wanted, REPLICAS))
             log.info("stage %d is here as it is after the last step" if wanted else "stage %d is here", stage)
         except PeerLost as lost:
-            what = "as it was after its last step" if wanted else "yet; the run's founder has what it begins with"
+            what = "as it was after its last step" if wanted else "yet, it comes from the run's founder"
             log.warning("stage %d is not here %s: %s", stage, what, lost.reason)

@@ -135,6 +135,7 @@ class Reporter:
     Attributes:
         rounds: None until this site has a state.
         place: returns its place in a pipeline; None: it has none.
+        gives: whether it gives others what the stages of the pipeline begin with.
         paths: returns the paths that it planned for a pipeline; None: it planned none.
         wanted: returns the stage that the operator wants it to hold; None: any.
         missing: which sites must be started before this one can continue: see tell_of_missing.
@@ -147,6 +148,7 @@ class Reporter:
     progress: Progress
     rounds: Rounds | Pairs | None = None
     place: Callable[[], Place | None] = lambda: None
+    gives: bool = False
     paths: Callable[[], Paths | None] = lambda: None
     wanted: Callable[[], int | None] = lambda: None
     missing: str = ""
@@ -171,6 +173,7 @@ class Reporter:
             spread=_finite(progress.spread),
             place=self.place(),
             wanted_stage=self.wanted(),
+            gives=self.gives,
             vouches=rounds.vouches if isinstance(rounds, Pairs) else (),
         )
 

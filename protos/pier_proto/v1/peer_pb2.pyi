@@ -323,6 +323,7 @@ class Pulse(_message.Message):
     PLACE_FIELD_NUMBER: _builtins.int
     WANTED_STAGE_FIELD_NUMBER: _builtins.int
     VOUCHES_FIELD_NUMBER: _builtins.int
+    GIVES_FIELD_NUMBER: _builtins.int
     phase: Global___Phase.ValueType
     round: _builtins.int
     """last committed round"""
@@ -345,6 +346,8 @@ class Pulse(_message.Message):
     """the round that it brings its present inner steps to"""
     wanted_stage: _builtins.int
     """that the run's operator wants it to hold; not set: any"""
+    gives: _builtins.bool
+    """in a pipeline: what each stage begins with, to the sites that take it up"""
     @_builtins.property
     def site(self) -> Global___Site: ...
     @_builtins.property
@@ -374,10 +377,11 @@ class Pulse(_message.Message):
         place: Global___Place | None = ...,
         wanted_stage: _builtins.int | None = ...,
         vouches: _abc.Iterable[Global___Signed] | None = ...,
+        gives: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_wanted_stage", b"_wanted_stage", "place", b"place", "site", b"site", "wanted_stage", b"wanted_stage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wanted_stage", b"_wanted_stage", "bytes_sent", b"bytes_sent", "digest", b"digest", "inner_step", b"inner_step", "loss", b"loss", "phase", b"phase", "place", b"place", "round", b"round", "site", b"site", "spread", b"spread", "time", b"time", "tokens", b"tokens", "tokens_per_second", b"tokens_per_second", "training_for", b"training_for", "validation_loss", b"validation_loss", "vouches", b"vouches", "wanted_stage", b"wanted_stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wanted_stage", b"_wanted_stage", "bytes_sent", b"bytes_sent", "digest", b"digest", "gives", b"gives", "inner_step", b"inner_step", "loss", b"loss", "phase", b"phase", "place", b"place", "round", b"round", "site", b"site", "spread", b"spread", "time", b"time", "tokens", b"tokens", "tokens_per_second", b"tokens_per_second", "training_for", b"training_for", "validation_loss", b"validation_loss", "vouches", b"vouches", "wanted_stage", b"wanted_stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__wanted_stage: _TypeAlias = _typing.Literal["wanted_stage"]  # noqa: Y015
     _WhichOneofArgType__wanted_stage: _TypeAlias = _typing.Literal["_wanted_stage", b"_wanted_stage"]  # noqa: Y015
@@ -440,7 +444,6 @@ class Place(_message.Message):
     TRANSFER_FIELD_NUMBER: _builtins.int
     ROUND_TRIP_FIELD_NUMBER: _builtins.int
     WORKING_FIELD_NUMBER: _builtins.int
-    GIVES_FIELD_NUMBER: _builtins.int
     stage: _builtins.int
     version: _builtins.int
     """of its stage, as replicas share it: names the round that made it; 0: none did"""
@@ -451,8 +454,6 @@ class Place(_message.Message):
     """microbatches in flight that it can hold"""
     working: _builtins.bool
     """on an attempt at the round that it trains for"""
-    gives: _builtins.bool
-    """what each stage begins with, to the sites that take it up"""
     @_builtins.property
     def transfer(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """seconds until a site, by node id, has a tensor that this one sends it"""
@@ -473,11 +474,10 @@ class Place(_message.Message):
         transfer: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         round_trip: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         working: _builtins.bool = ...,
-        gives: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward", b"backward", "forward", b"forward", "gives", b"gives", "loss", b"loss", "memory", b"memory", "round_trip", b"round_trip", "stage", b"stage", "transfer", b"transfer", "version", b"version", "working", b"working"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward", b"backward", "forward", b"forward", "loss", b"loss", "memory", b"memory", "round_trip", b"round_trip", "stage", b"stage", "transfer", b"transfer", "version", b"version", "working", b"working"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
