@@ -25,6 +25,7 @@ from pier_node.outer.inner_optimizer import Moments, take_step
 from pier_node.outer.layout import Layout
 from pier_node.outer.state import OuterState
 from pier_node.pipeline import stage_state, vote_state
+from pier_node.pipeline.beginnings import Beginnings
 from pier_node.rounds import catch_up
 from pier_node.site import pipeline_training
 from pier_node.trainer.model import hub
@@ -134,7 +135,7 @@ def begun_from_a_model(tmp_path: Path, **pipeline: Any) -> tuple[PipelineCluster
     tables = run.model_copy(update={"run": run.run.model_copy(update={"pretrained": True})})
     weights = initial_weights(run.model, SEED + 1)
     folder = hub.export(run.model, weights, tmp_path / "model", "bytes")
-    stage_state.Beginnings(tmp_path / "a", tables).read(folder)
+    Beginnings(tmp_path / "a", tables).read(folder)
     return PipelineCluster(tables, tmp_path), run
 
 
@@ -186,7 +187,7 @@ def test_a_founder_that_dies_and_comes_back_gives_what_it_gave_before(tmp_path: 
 def test_only_the_founder_is_asked_for_what_a_stage_begins_with(tmp_path: Path) -> None:
     cluster, tables = begun_from_a_model(tmp_path, paths="full", microbatches=2)
     folder = hub.export(tables.model, initial_weights(tables.model, SEED + 2), tmp_path / "other", "bytes")
-    stage_state.Beginnings(tmp_path / "b", cluster.config).read(folder)  # it claims to give, too
+    Beginnings(tmp_path / "b", cluster.config).read(folder)  # it claims to give, too
     asked = set[str]()
     real = stage_state.holders
 
@@ -341,14 +342,14 @@ def test_a_stage_is_read_once_however_often_sites_ask_and_give_up(
 ) -> None:
     """Reading a large stage takes longer than a site waits for a description."""
     cluster, _ = begun_from_a_model(tmp_path, paths="full", microbatches=2)
-    real, reads, go = stage_state.Beginnings.given, list[int](), threading.Event()
+    real, reads, go = Beginnings.given, list[int](), threading.Event()
 
-    def given(self: stage_state.Beginnings, stage: int) -> OuterState | None:
+    def given(self: Beginnings, stage: int) -> OuterState | None:
         reads.append(stage)
         assert go.wait(30)
         return real(self, stage)
 
-    monkeypatch.setattr(stage_state.Beginnings, "given", given)
+    monkeypatch.setattr(Beginnings, "given", given)
 
     async def ask() -> Any:
         network = Network(1, CALM)
