@@ -19,6 +19,7 @@ from simulation.network import Network
 from simulation.virtual_time import run
 from torch.nn import functional
 
+from pier_node.base.errors import PierError
 from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
 from pier_node.outer.inner_optimizer import Moments, take_step
@@ -346,6 +347,8 @@ def test_a_stage_is_read_once_however_often_sites_ask_and_give_up(
 
     def given(self: Beginnings, stage: int) -> OuterState | None:
         reads.append(stage)
+        if len(reads) == 1:
+            raise PierError("the disk fails once")
         assert go.wait(30)
         return real(self, stage)
 
@@ -356,6 +359,8 @@ def test_a_stage_is_read_once_however_often_sites_ask_and_give_up(
         here, there = network.join("a"), network.join("b")
         state = stage_state.StageState(tmp_path / "a", cluster.config)
         stage_state.StateSharing(here, cast("Any", SimpleNamespace(offer=None, prove=None)), state, 4)
+        with pytest.raises(PierError):
+            await there.call("a", DESCRIBE, StateRequest(stage=2), 10.0)
         for _ in range(3):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
@@ -364,4 +369,4 @@ def test_a_stage_is_read_once_however_often_sites_ask_and_give_up(
         return await there.call("a", DESCRIBE, StateRequest(stage=2), 10.0)
 
     assert asyncio.run(ask()).round == 0
-    assert reads == [1]
+    assert reads == [1, 1], "one that failed, and one"

@@ -478,6 +478,7 @@ class RunConfig(Section):
         if self.data.document_mask:
             raise ValueError(f"data.document_mask {only}: leave it out")
         blocks = {block_of(name) for name, _ in self.model.transformers.shapes()} - {None}
+        # `layers` may be any number, so no set of that size is made.
         if self.pipeline.stages > 1 and (len(blocks), blocks) != (self.model.layers, {*range(len(blocks))}):
             raise ValueError("pipeline.stages: the model's parameters are not numbered by its blocks: leave stages out")
         return self

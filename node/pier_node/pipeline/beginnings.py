@@ -48,10 +48,7 @@ class Beginnings:
             shutil.rmtree(self._folder / f"stage-{stage}", ignore_errors=True)
         whole = import_weights(model)[1].numpy()
         for stage in reversed(range(stages)):
-            weights = scatter(config, stages, whole, stage)
-            tensors = {ANCHOR: SharedVector(len(weights)), MOMENTUM: SharedVector(len(weights))}
-            tensors[ANCHOR].array[:] = weights
-            self._store(stage).keep(OuterState(0, (), tensors, {}))
+            self._store(stage).keep(_version_0(scatter(config, stages, whole, stage), MOMENTUM))
 
     def given(self, stage: int) -> OuterState | None:
         """What the founder keeps of a stage: weights, and a momentum of 0; None: this is another site. Blocks.
@@ -65,14 +62,18 @@ class Beginnings:
         if not self._config.begins_pretrained:
             return self.with_weights(made(self._config, stage))
         kept = self.given(stage)
-        return kept and self.with_weights(kept.anchor)
+        return self.with_weights(kept.anchor) if kept else None
 
     def with_weights(self, weights: Vector) -> OuterState:
         """The state with which a stage begins that has these weights."""
         momentum = () if self._config.outer.algorithm == "sync" else (MOMENTUM,)
-        tensors = {name: SharedVector(len(weights)) for name in (ANCHOR, *momentum, *MOMENTS)}
-        tensors[ANCHOR].array[:] = weights
-        return OuterState(0, (), tensors, {})
+        return _version_0(weights, *momentum, *MOMENTS)
 
     def _store(self, stage: int) -> StateStore:
         return StateStore(self._folder / f"stage-{stage}", self._config.hash())
+
+
+def _version_0(weights: Vector, *zeros: str) -> OuterState:
+    tensors = {name: SharedVector(len(weights)) for name in (ANCHOR, *zeros)}
+    tensors[ANCHOR].array[:] = weights
+    return OuterState(0, (), tensors, {})

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Generic, NoReturn, TypeVar
 
 import numpy as np
@@ -356,8 +357,8 @@ class Dispatch:
 
     def dropped(self, plan: Plan) -> Suspicion | None:
         """Why another site has dropped an attempt that this site has not begun yet; None: nobody has."""
-        told = [(who, it) for who, it in self._early if it.attempt == plan.name and who in plan.stages]
-        return _suspicion(*told[0]) if told else None
+        told = ((who, it) for who, it in self._early if it.attempt == plan.name and who in plan.stages)
+        return next(starmap(_suspicion, told), None)
 
     async def _drop(self, sender: str, dropped: Dropped) -> Ack:
         attempt = self._attempt()

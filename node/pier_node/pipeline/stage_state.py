@@ -366,9 +366,11 @@ class _Given:
         if self._reading is None:
             self._reading = asyncio.ensure_future(asyncio.to_thread(self._beginnings.given, self._stage))
         reading = self._reading
-        state = await asyncio.shield(reading)
-        self._reading = None if self._reading is reading else self._reading
-        return state
+        try:
+            return await asyncio.shield(reading)
+        finally:
+            if reading.done():
+                self._reading = None
 
     def fetch(self, peer: str, request: FetchRequest) -> AsyncIterator[Chunk]:
         """Stream a run of pieces of it. Raises BadMessage."""

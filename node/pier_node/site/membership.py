@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ from pier_proto.v1.peer_pb2 import DoubleVote, Phase
 
 if TYPE_CHECKING:
     from pier_node.site.coordinator.client import Coordination
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,12 @@ class Joined:
     def first_trust(self) -> Trust | None:
         """What this site trusts before it has a state."""
         return first_trust(self.settings.trust, self.record.founded_by, self.statements)
+
+    def joins_others(self) -> None:
+        """Say that this site begins with what others have. It did not found the run, and has no state yet."""
+        if self.settings.weights:
+            log.warning("another site has founded this run: the weights in %s are not used", self.settings.weights)
+        self.progress.phase = Phase.PHASE_CATCHING_UP
 
     def committed(self, state: OuterState, lines: Mapping[str, float] | None = None) -> Callable[[], None]:
         """A round is decided: the roster keeps its members. What is returned tells the coordinator, once it is kept.

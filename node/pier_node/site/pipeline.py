@@ -8,7 +8,6 @@ limited time.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import AsyncExitStack, suppress
@@ -38,7 +37,6 @@ from pier_node.site.round_log import RoundLog
 from pier_node.trainer import devices
 from pier_node.trainer.data.corpus import Windows, open_corpus
 from pier_node.trainer.data.tokens import check_vocab
-from pier_proto.v1.peer_pb2 import Phase
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -86,8 +84,6 @@ def _do(future: Future[Any], work: Callable[[], Any]) -> None:
 
 VOTE_STATES = "tallies"
 """Folder of the checkpoints of the run's state. The joined model is in the same folder as in other runs."""
-
-log = logging.getLogger(__name__)
 
 
 class PipelineSite:
@@ -182,9 +178,7 @@ async def prepare(joined: Joined, stack: AsyncExitStack) -> PipelineSite:
         state = vote_state.beginning(config.pipeline.stages, joined.carrier.node)
         await asyncio.to_thread(proofs.add, [alone(state, b"", joined.statements)])
     else:
-        if joined.settings.weights:
-            log.warning("another site has founded this run: the weights in %s are not used", joined.settings.weights)
-        progress.phase = Phase.PHASE_CATCHING_UP
+        joined.joins_others()
         length = vote_state.length(config.pipeline.stages)
         fetched = await first_state(joined.carrier, joined.roster, lambda: Wanted(length, trust=joined.first_trust()))
         await asyncio.to_thread(proofs.add, fetched.proof)

@@ -11,7 +11,6 @@ read as they begin. A site that has nothing yet founds the run, or fetches the n
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -25,9 +24,7 @@ from pier_node.rounds.proofs import alone
 from pier_node.rounds.state_store import CHECKPOINTS, STATES, Checkpoint, StateStore
 from pier_node.site.bootstrap import beginning, from_pairs, from_peers
 from pier_node.site.membership import Joined
-from pier_proto.v1.peer_pb2 import Link, Phase
-
-log = logging.getLogger(__name__)
+from pier_proto.v1.peer_pb2 import Link
 
 
 class Stores(NamedTuple):
@@ -88,9 +85,7 @@ async def _first(joined: Joined, layout: Layout, states: StateStore, program: Pr
         checkpoint = await asyncio.to_thread(beginning, config, layout, carrier.node, weights)
         proof = [alone(checkpoint.state, b"", joined.statements)]
     else:
-        if joined.settings.weights:
-            log.warning("another site has founded this run: the weights in %s are not used", joined.settings.weights)
-        joined.progress.phase = Phase.PHASE_CATCHING_UP
+        joined.joins_others()
         if config.outer.algorithm == "noloco":
             return await from_pairs(config, layout.length, carrier, joined.standing)
         checkpoint, proof = await from_peers(config, layout.length, carrier, joined.roster, joined.first_trust)

@@ -34,7 +34,9 @@ def part_of_model(config: ModelSection, blocks: range, ends: bool, tensors: Mapp
         PierError: as `empty_model` does; or the model is not the same in parts.
     """
     if config.transformers:
-        return HubPart(config, empty_model(config), blocks, ends, tensors)
+        whole = empty_model(config)
+        assert isinstance(whole, HubDecoder)
+        return HubPart(whole, blocks, ends, tensors)
     with torch.device("meta"):
         model = Decoder(config, blocks, ends)
     model.load_state_dict(tensors, assign=True)
@@ -49,7 +51,7 @@ def divisible(model: Decoder | HubDecoder) -> Decoder | HubPart:
     """
     if isinstance(model, Decoder):
         return model
-    return HubPart(model.config, model, range(model.config.layers), True, dict(model.named_parameters()))
+    return HubPart(model, range(model.config.layers), True, dict(model.named_parameters()))
 
 
 class _Pass(NamedTuple):
@@ -75,16 +77,9 @@ class _Ended(Exception):
 class HubPart(HubDecoder):
     """Consecutive blocks of a model of transformers, used like a `Decoder` that has only these. See `part_of_model`."""
 
-    def __init__(
-        self,
-        config: ModelSection,
-        whole: Decoder | HubDecoder,
-        blocks: range,
-        ends: bool,
-        tensors: Mapping[str, Tensor],
-    ) -> None:
-        assert isinstance(whole, HubDecoder)
-        super().__init__(config, whole.whole)
+    def __init__(self, model: HubDecoder, blocks: range, ends: bool, tensors: Mapping[str, Tensor]) -> None:
+        config = model.config
+        super().__init__(config, model.whole)
         self._start, self._stop = blocks.start, blocks.stop
         self._now, self._tuples = _Pass(None, 0, 0), False
         if len(self.blocks) != config.layers:
@@ -153,10 +148,10 @@ class HubPart(HubDecoder):
     def _looked_at(self, ends: bool, number: int) -> list[Tensor]:
         """What a block is given besides activations, with two tokens of that number or two vectors that are full of it.
 
-        Parameters are undefined yet, so only kinds and shapes of what is computed are looked at.
+        Parameters may be undefined yet, so only kinds and shapes of what is computed are looked at.
         """
         found: list[Tensor] = []
-        shape, first = (1, 2, self.config.dim), [*self.blocks.values()]
+        shape, blocks = (1, 2, self.config.dim), [*self.blocks.values()]
         device = next(self.parameters()).device
 
         def look(compute: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -169,8 +164,8 @@ class HubPart(HubDecoder):
                 raise _indivisible(self.config, "its blocks hand on more than one vector a token")
             raise _Ended(x)
 
-        whole = first[0].forward
-        first[0].forward = partial(look, first[self._start].forward)
+        before = blocks[0].forward
+        blocks[0].forward = partial(look, blocks[self._start].forward)
         try:
             text = torch.full(shape[:2], number, device=device) if ends else None
             vectors = None if ends else torch.full(shape, float(number), device=device)
@@ -178,7 +173,7 @@ class HubPart(HubDecoder):
         except _Ended:
             return found
         finally:
-            first[0].forward = whole
+            blocks[0].forward = before
         raise _indivisible(self.config, "its first block is not called")
 
 
