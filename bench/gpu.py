@@ -1,9 +1,10 @@
 """What a GPU does with Pier's own trainer: tokens per second, MFU, memory, and how fast weights come and go.
 
-    python -m bench.gpu [--presets gpt2-small,llama-1b] [--seconds 20] [--compile] [--optimizer adamw]
+    python -m bench.gpu [--presets gpt2-small,llama-1b] [--seconds 20] [--optimizer adamw]
 
-For GPT-2 a plain loop like nanoGPT's takes turns with it (bench/trainer.py). The boundary is what a worker does at the
-end of a round: publish weights and moments to shared memory, and load them again.
+Pier takes turns with a plain loop like nanoGPT's (bench/trainer.py) for GPT-2, and with torchtitan, if it is installed,
+for Llama, where neither model ties its embeddings. All of them are compiled; Pier's steps without the compiler follow.
+The boundary is what a worker does at the end of a round: publish weights and moments to shared memory, and load them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from bench.torchtitan_step import titans
 from bench.trainer import Turn, piers, plain_loop
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
@@ -79,38 +81,60 @@ def _seconds(what: Callable[[], None]) -> float:
     return min(found[1:])
 
 
+def peers(config: RunConfig, windows: Windows, device: torch.device) -> dict[str, Turn]:
+    """Others' steps with the same model and batches."""
+    if config.model.form == "gpt2":
+        return {"plain loop": plain_loop(config, windows, device)}
+    try:
+        return {"torchtitan": titans(config, windows)}
+    except ImportError as error:
+        print(f"  torchtitan is not measured: {error}")
+        return {}
+
+
+def measure(config: RunConfig, device: torch.device, seconds: float) -> None:
+    """Print what the device does with a model."""
+    tokens = config.inner.batch_size * config.model.context
+    bf16 = devices.uses_bf16(device, "auto")
+    full = devices.full_speed(device, 1, bf16, flops_per_token(config.model))
+    print(f"{config.model.preset} on {devices.describe(device, 1, bf16)}, {tokens} tokens a step")
+    eager = config.model_copy(update={"inner": config.inner.model_copy(update={"compile": False})})
+    with tempfile.TemporaryDirectory() as folder:
+        windows = Windows(open_corpus(config.data, 0, 1, None, Path(folder)), config.model.context, 1, "site")
+        for form in (config, eager):
+            turns = {"Pier" if form is config else "Pier, not compiled": piers(form, windows, device)}
+            if form is config:
+                torch.cuda.reset_peak_memory_stats()
+                speed([*turns.values()], 1.0, tokens)
+                print(f"  Pier's peak memory: {peak_bytes(device) / 1e9:.1f} GB")
+                turns |= peers(config, windows, device)
+            rates = dict(zip(turns, speed([*turns.values()], seconds, tokens)))
+            for name, found in rates.items():
+                mfu = f", MFU {found / full:.1%}" if full else ""
+                print(
+                    f"  {name:20}{found:10,.0f} tokens/s{mfu}, {found / rates[next(iter(rates))]:.3f} of Pier's",
+                    flush=True,
+                )
+            del turns
+            torch.cuda.empty_cache()
+    out, back = boundary(config, device)
+    print(f"  boundary: {out:.1f} GB/s out, {back:.1f} GB/s back", flush=True)
+
+
 def main() -> None:
     """Measure, and print a line for each figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--presets", default="gpt2-small,llama-1b")
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--optimizer", default="adamw")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("no CUDA device here: nothing was measured")
-    device = devices.pick()
     for preset in options.presets.split(","):
-        inner = {"batch_size": BATCHES.get(preset, 4), "compile": options.compile, "optimizer": options.optimizer}
-        config = RunConfig.model_validate({"model": {"preset": preset}, "inner": inner})
-        tokens = config.inner.batch_size * config.model.context
-        bf16 = devices.uses_bf16(device, "auto")
-        full = devices.full_speed(device, 1, bf16, flops_per_token(config.model))
-        print(f"{preset} on {devices.describe(device, 1, bf16)}, {tokens} tokens a step")
-        with tempfile.TemporaryDirectory() as folder:
-            corpus = open_corpus(config.data, 0, 1, None, Path(folder))
-            windows = Windows(corpus, config.model.context, config.run.seed, "site")
-            turns = {"Pier": piers(config, windows, device)}
-            if config.model.form == "gpt2":
-                turns["plain loop"] = plain_loop(config, windows, device)
-            for name, found in zip(turns, speed([*turns.values()], options.seconds, tokens)):
-                mfu = f", MFU {found / full:.1%}" if full else ""
-                print(f"  {name:10} {found:12,.0f} tokens/s{mfu}")
-            print(f"  peak memory of all turns: {peak_bytes(device) / 1e9:.1f} GB")
-            del turns
-        torch.cuda.empty_cache()
-        out, back = boundary(config, device)
-        print(f"  boundary: {out:.1f} GB/s out, {back:.1f} GB/s back")
+        inner = {"batch_size": BATCHES.get(preset, 4), "optimizer": options.optimizer, "compile": True}
+        model = {"preset": preset, "tie_embeddings": preset.startswith("gpt2")}
+        config = RunConfig.model_validate({"model": model, "inner": inner})
+        measure(config, devices.pick(), options.seconds)
 
 
 if __name__ == "__main__":

@@ -139,7 +139,8 @@ def test_bounds_are_those_of_the_models() -> None:
     assert "[one of pier, diloco, noloco, sync] algorithm =" in text
     assert "[1 or more, 1024 or less] sites = 1" in text
     assert "[above 0.0, 0.5 or less] validation = 0.02" in text
-    assert "[true or false] compile = false" in text
+    assert "[true or false] pretrained = false" in text
+    assert '[one of auto, true, false] compile = "auto"' in text
     assert f"[one of {', '.join(PRESETS)}] preset =" in text
 
 

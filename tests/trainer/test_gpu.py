@@ -12,13 +12,18 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from pipeline import cases
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import InnerSection, ModelSection, RunConfig
+from pier_node.engine import staging
 from pier_node.engine.program import Program
+from pier_node.engine.staging import HALF
 from pier_node.outer.inner_optimizer import Moments, take_step
+from pier_node.pipeline.beginnings import made
+from pier_node.pipeline.stage import Stage
 from pier_node.trainer import devices
 from pier_node.trainer.command import Workers, own_trainer
 from pier_node.trainer.data.corpus import SiteData, Windows
@@ -26,6 +31,7 @@ from pier_node.trainer.data.prefetch import Prefetch
 from pier_node.trainer.model import loss as loss_module
 from pier_node.trainer.model.cost import CHUNK
 from pier_node.trainer.model.decoder import Decoder
+from pier_node.trainer.model.hub import import_weights
 from pier_node.trainer.model.initial import initial_weights
 from pier_node.trainer.model.loss import summed_loss
 from pier_node.trainer.replica import Replica, mean_gradient
@@ -75,6 +81,53 @@ def test_weights_come_and_go_unchanged(cuda: torch.device, config: RunConfig, we
     published = torch.empty(replica.layout.length)
     replica.store_weights(published)
     assert np.array_equal(published.numpy(), weights.array)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_of_any_shape_pass_through_pinned_memory(cuda: torch.device, dtype: torch.dtype) -> None:
+    """Large ones, of which a row is too large for a half of it, ones with gaps, and empty ones."""
+    shapes: list[tuple[int, ...]] = [(3, HALF // 4 + 5), (HALF, 2), (HALF // 2,), (), (0, 4), (7, 11)]
+    wide = torch.randn(64, 2 * HALF // 64)
+    host = [*(torch.randn(shape).to(dtype).float() for shape in shapes), wide.to(dtype).float()[:, 5:-7]]
+    own = [*(torch.zeros(shape, dtype=dtype, device=cuda) for shape in shapes)]
+    own.append(torch.zeros(wide.shape, dtype=dtype, device=cuda)[:, 5:-7])
+    back = [torch.full_like(it, torch.nan) for it in host]
+    staging.take(zip(own, host))
+    staging.put(zip(own, back))
+    assert all(map(torch.equal, host, back))
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3_text"])
+def test_a_model_of_transformers_trains_on_a_gpu(
+    kind: str, cuda: torch.device, config: RunConfig, windows: Windows, tmp_path: Path
+) -> None:
+    hub_cases = pytest.importorskip("trainer.hub_cases")
+    hub_cases.made(kind, tmp_path, vocab_size=256)
+    model, flat = import_weights(tmp_path)
+    fp32 = config.inner.model_copy(update={"precision": "fp32"})
+    run = config.model_copy(update={"model": model.model_copy(update={"context": 16}), "inner": fp32})
+    found = []
+    for device in (cuda, torch.device("cpu")):
+        replica = Replica(run, device, 1)
+        replica.load_weights(flat)
+        found.append([replica.train(step, windows.batch(step, BATCH), BATCH).item() for step in range(5)])
+    assert found[0] == pytest.approx(found[1], abs=1e-3)
+
+
+def test_a_stage_of_a_pipeline_computes_on_a_gpu(cuda: torch.device) -> None:
+    config = cases.config()
+    tokens = torch.randint(config.model.vocab_size, (2, 2, config.model.context))
+    found = []
+    for device in (cuda, torch.device("cpu")):
+        first, second = (Stage(config, number, device) for number in range(2))
+        for stage in (first, second):
+            stage.load(torch.from_numpy(made(config, stage.stage)))
+            stage.begin([0])
+        out = second.forward(0, first.embed(0, tokens[0]))
+        loss, slope = first.loss(0, out, tokens[1])
+        found.append([torch.tensor(loss), out.float().cpu(), slope.float().cpu()])
+    for ours, theirs in zip(*found):
+        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
 
 
 async def test_a_site_trains_on_its_gpu(

@@ -108,7 +108,7 @@ def _docstrings(section: type[BaseModel]) -> dict[str, str]:
 
 def _allowed(info: FieldInfo) -> str:
     if get_origin(info.annotation) is Literal:
-        return "one of " + ", ".join(map(str, get_args(info.annotation)))
+        return "one of " + ", ".join(str(it) if isinstance(it, str) else _toml(it) for it in get_args(info.annotation))
     if info.annotation is bool:
         return "true or false"
     words = {"ge": "{} or more", "gt": "above {}", "lt": "below {}", "le": "{} or less", "pattern": "must match {}"}

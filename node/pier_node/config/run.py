@@ -292,8 +292,9 @@ class InnerSection(Section):
     """Coefficient of the z-loss, which keeps logits from drifting; 1e-4 is usual. Validation leaves it out."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of inner steps. auto: bf16 if the GPU supports it. Weights are always fp32."""
-    compile: bool = False
-    """Whether to use torch.compile. The start takes minutes, then training is faster on most GPUs."""
+    compile: Literal["auto", True, False] = "auto"
+    """Whether to use torch.compile, which makes steps faster and the start a minute longer. auto: for Pier's own
+    decoder, on a GPU, if there is a C compiler."""
     eval_every: Annotated[int, Field(ge=0)] = 5
     """Outer rounds between validations; 0: only at the end."""
     eval_batches: PositiveInt = 4

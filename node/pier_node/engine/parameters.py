@@ -18,6 +18,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from pier_node.base.errors import PierError
 from pier_node.base.shared import Vector, attach
 from pier_node.config.program import described
+from pier_node.engine import staging
 from pier_node.outer.layout import Layout
 
 if TYPE_CHECKING:
@@ -101,8 +102,7 @@ class Vectors:
                 moments, gradients.
         """
         with torch.no_grad():
-            for part, place in self.places(vector, self.parts):
-                self.local(part, tensors).copy_(place)
+            staging.take((self.local(part, tensors), place) for part, place in self.places(vector, self.parts))
 
     def store(self, path: str) -> None:
         """Write this rank's part of the weights to a shared vector, unless a lower rank has the same."""
@@ -113,9 +113,8 @@ class Vectors:
 
         Places of which `tensors` has nothing stay as they are.
         """
-        for part, place in self.places(vector, self.parts):
-            if part.first and (tensors is None or part.name in tensors):
-                place.copy_(self.local(part, tensors))
+        parts = [part for part in self.parts if part.first and (tensors is None or part.name in tensors)]
+        staging.put((self.local(part, tensors), place) for part, place in self.places(vector, parts))
 
     def local(self, part: Part, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
         """This rank's tensor of a part, shape `sizes`, wherever and in whatever type it is."""

@@ -7,12 +7,16 @@ appendix B). Peaks are those of NVIDIA's data sheets: dense matrix products in b
 from __future__ import annotations
 
 import os
+import shutil
+import sysconfig
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from pier_node.base.errors import PierError
+from pier_node.config.run import RunConfig
 
 
 def count() -> int:
@@ -71,9 +75,25 @@ def peak_flops(name: str) -> float:
     return next((peak for part, peak in PEAKS.items() if all(word in words for word in part.split())), 0.0)
 
 
-def describe(device: torch.device, workers: int, bf16: bool) -> str:
-    """The devices of a site in words, such as "8 x NVIDIA H100 80GB HBM3 (79 GiB each), bf16"."""
-    precision = "bf16" if bf16 else "fp32"
+def compiles(device: torch.device, config: RunConfig) -> bool:
+    """Whether to compile the model, according to `inner.compile`; `auto`: Pier's own decoder, where it can be done.
+
+    transformers' layers know their numbers, so each of them would be compiled by itself.
+    """
+    if config.inner.compile != "auto":
+        return config.inner.compile
+    able = device.type == "cuda" and find_spec("triton") and torch.cuda.get_device_capability(device) >= (7, 0)
+    header = Path(sysconfig.get_path("include")) / "Python.h"  # Triton compiles a module of Python for each kernel
+    return bool(able and config.model.transformers is None and header.exists() and any(map(shutil.which, COMPILERS)))
+
+
+COMPILERS = (os.environ.get("CC", "gcc"), "clang", "cc")
+"""Of C, as Triton looks for them."""
+
+
+def describe(device: torch.device, workers: int, bf16: bool, compiled: bool = False) -> str:
+    """The devices of a site in words, such as "8 x NVIDIA H100 80GB HBM3 (79 GiB each), bf16, compiled"."""
+    precision = ("bf16" if bf16 else "fp32") + (", compiled" if compiled else "")
     if device.type != "cuda":
         return f"{workers} x CPU ({torch.get_num_threads()} threads each), {precision}"
     memory = torch.cuda.get_device_properties(device).total_memory

@@ -35,7 +35,7 @@ from pier_node.trainer.data.tokens import Tokenizer, document_separator, pieces,
 from pier_node.trainer.model.decoder import Decoder, stream
 from pier_node.trainer.model.evaluate import Losses, row_losses, summed_losses
 from pier_node.trainer.model.hub import HubDecoder, empty_model
-from pier_node.trainer.model.loss import NO_TOKEN
+from pier_node.trainer.model.loss import NO_TOKEN, logit_gradient
 from pier_node.trainer.parallel import DDP, Checkpointing, Parallel
 
 
@@ -151,11 +151,14 @@ class Replica:
             self.shares = Shares(mesh.size(), mesh.get_local_rank(), mesh.get_group(), sharded=True)
         else:
             self._model = _undefined(config.model, self.layout, device)
+        self._compiled = devices.compiles(device, config)
         self._model.separator = document_separator(config.data)
         self._parameters = trained(self._model)
         self._vectors = Vectors(self._model, own)
         for block in self._model.blocks.values():
-            _prepare(block, parallel.checkpointing, config.inner.compile)
+            _prepare(block, parallel.checkpointing, self._compiled)
+        if self._compiled and isinstance(self._model, Decoder):
+            self._model.logit_gradient = torch.compile(logit_gradient)
         self._trained = _joined(self._model) if workers > 1 and not self.shares.sharded else self._model
 
     def load_weights(self, flat: Tensor) -> None:
@@ -253,7 +256,7 @@ class Replica:
             return ""
         prompt, deadline = [tokenizer.separator or 0], time.monotonic() + SAMPLE_SECONDS
         # The compiler would make code for each length of the text. Importing it takes a second, too.
-        eager = torch.compiler.set_stance("force_eager") if self._inner.compile else nullcontext()
+        eager = torch.compiler.set_stance("force_eager") if self._compiled else nullcontext()
         with eager, torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
             ids = _until(deadline, stream(self._model, prompt, SAMPLE_TOKENS, temperature=0.8))
             return printable("".join(pieces(tokenizer, prompt, ids)))[:letters]

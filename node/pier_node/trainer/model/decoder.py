@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection
-from pier_node.trainer.model.loss import summed_loss
+from pier_node.trainer.model.loss import LogitGradient, summed_loss
 
 GROWTH = 256
 """Smallest number of tokens that a KV cache gets room for."""
@@ -100,6 +100,7 @@ class Decoder(nn.Module):
         self.predicts = config.layers - 1 in blocks if ends is None else ends
         self._angles: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self.separator: int | None = None  # of documents that do not see each other: see `documents`
+        self.logit_gradient: LogitGradient | None = None  # compiled, if trainer/replica.py does so
         self.sequence_parts = 1  # trainer/sharding.py divides the positions between blocks among workers
         if self.embeds or (self.predicts and config.tie_embeddings):
             self.embedding = _embedding(config.vocab_size, config.dim)
@@ -164,7 +165,7 @@ class Decoder(nn.Module):
 
     def loss(self, x: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
         """What `predict` loses with these targets, [batch, time] token ids: see `summed_loss`."""
-        return summed_loss(self.norm(x), self._head, targets, z_loss)
+        return summed_loss(self.norm(x), self._head, targets, z_loss, self.logit_gradient)
 
     @property
     def _head(self) -> Tensor:

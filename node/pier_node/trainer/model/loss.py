@@ -9,6 +9,7 @@ z-loss, z · ln²Σeˣ per token, keeps the logits from drifting (Chowdhery et a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ NO_TOKEN = -100
 """Stands for a target that does not count."""
 
 
-def summed_loss(hidden: Tensor, head: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
+def summed_loss(
+    hidden: Tensor, head: Tensor, targets: Tensor, z_loss: float = 0.0, gradient: LogitGradient | None = None
+) -> Tensor:
     """Sum of the cross-entropy in nats, plus the z-loss, except where the target is NO_TOKEN; a scalar in fp32.
 
     Args:
@@ -30,9 +33,11 @@ def summed_loss(hidden: Tensor, head: Tensor, targets: Tensor, z_loss: float = 0
         head: weights, [vocab, dim]. Divided ones (DTensor) have divided logits, which are not taken in chunks.
         targets: token ids, [rows, context].
         z_loss: the coefficient z.
+        gradient: compiled, if it is; None: `logit_gradient`.
     """
     if targets.numel() * len(head) > CHUNK and not is_sharded(head):
-        loss: Tensor = _Chunked.apply(hidden.flatten(0, 1), head, targets.flatten(), z_loss)  # type: ignore[no-untyped-call]
+        given = hidden.flatten(0, 1), head, targets.flatten(), z_loss, gradient or logit_gradient
+        loss: Tensor = _Chunked.apply(*given)  # type: ignore[no-untyped-call]
         return loss
     return loss_of(functional.linear(hidden, head), targets, z_loss)
 
@@ -46,49 +51,73 @@ def loss_of(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
     return local(loss)
 
 
+def logit_gradient(logits: Tensor, targets: Tensor, z_loss: float, vocab: int) -> tuple[Tensor, Tensor]:
+    """The loss of logits, [tokens, vocab or more], and its gradient with respect to them, of their type.
+
+    Args:
+        logits: this function's own: it may change them. Columns from `vocab` on stand for no token.
+        targets: token ids, [tokens].
+    """
+    dtype, wanted = logits.dtype, targets.clamp(min=0)[:, None]
+    counts = (targets != NO_TOKEN)[:, None]
+    logits = logits.float()
+    if logits.shape[1] > vocab:
+        logits[:, vocab:] = -torch.inf
+    total, right = logits.logsumexp(dim=-1, keepdim=True), logits.gather(1, wanted)
+    loss = ((total - right + z_loss * total.square()) * counts).sum()
+    factor = counts * (1 + 2 * z_loss * total)
+    at_right = (right - total).exp() * factor - counts.float()
+    slope = logits.sub_(total).exp_().mul_(factor).to(dtype)
+    return loss, slope.scatter_(1, wanted, at_right.to(dtype))
+
+
+LogitGradient = Callable[[Tensor, Tensor, float, int], tuple[Tensor, Tensor]]
+ALIGNED = 64
+"""A GPU multiplies matrices fast if their sides are multiples of this: a vocabulary is padded with columns of zeros."""
+
+
 class _Chunked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, z_loss: float) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, z_loss: float, gradient: LogitGradient
+    ) -> Tensor:
         """[tokens, dim], [vocab, dim], [tokens] -> the loss."""
-        kind = hidden.device.type
+        kind, vocab = hidden.device.type, len(head)
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.dtype
         factor, loss = head.to(dtype), torch.zeros((), device=hidden.device)
+        if hidden.is_cuda:
+            factor = functional.pad(factor, (0, 0, 0, -vocab % ALIGNED))
         by_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         by_head = torch.zeros_like(head, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        for start in range(0, len(hidden), size := max(1, CHUNK // len(head))):
+        for start in range(0, len(hidden), size := max(1, CHUNK // vocab)):
             chosen = slice(start, start + size)
             states, wanted = hidden[chosen].to(dtype), targets[chosen]
-            counts = wanted != NO_TOKEN
-            logits, wanted = (states @ factor.T).float(), wanted.clamp(min=0)[:, None]  # [chunk, vocab], [chunk, 1]
-            total = logits.logsumexp(dim=-1, keepdim=True)
-            nats = total - logits.gather(1, wanted)
-            loss += ((nats + z_loss * total.square()) * counts[:, None]).sum()
+            logits = states @ factor.T  # [chunk, vocab, and its padding]
             if by_hidden is None and by_head is None:
+                loss += loss_of(logits[None, :, :vocab], wanted, z_loss)
                 continue
-            slope = logits.sub_(total).exp_()
-            if z_loss:
-                slope.mul_(1 + 2 * z_loss * total)
-            slope.scatter_add_(1, wanted, slope.new_full(wanted.shape, -1.0))
-            slope = slope.mul_(counts[:, None]).to(dtype)
+            nats, slope = gradient(logits, wanted, z_loss, vocab)
+            loss += nats
             if by_hidden is not None:
                 by_hidden[chosen] = slope @ factor
             if by_head is not None:
                 if dtype == by_head.dtype:
-                    by_head.addmm_(slope.T, states)
+                    by_head.addmm_(slope[:, :vocab].T, states)
                 else:
-                    by_head += slope.T @ states
+                    by_head += slope[:, :vocab].T @ states
         ctx.save_for_backward(by_hidden, by_head)
         ctx.dtype = head.dtype
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         """The gradients that the forward pass has computed, times that of the loss."""
         by_hidden, by_head = ctx.saved_tensors
         (factor,) = gradients
         return (
             None if by_hidden is None else by_hidden * factor,
             None if by_head is None else (by_head * factor).to(ctx.dtype),
+            None,
             None,
             None,
         )

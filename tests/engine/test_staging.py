@@ -1,0 +1,31 @@
+"""Tensors are copied in pieces that fit, whatever their shapes, and none of their values is left out."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pier_node.engine.staging import put, small, take
+
+SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=4)
+
+
+@given(SHAPES, st.integers(4, 200), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_pieces_fit_and_make_up_the_whole(shapes: list[list[int]], most: int, dtype: torch.dtype) -> None:
+    pairs = [(torch.zeros(shape, dtype=dtype), torch.randn(shape)) for shape in shapes]
+    for own, host in small(pairs, most):
+        assert own.nbytes <= most
+        assert own.shape == host.shape
+        own.add_(host)
+    for own, host in pairs:
+        assert torch.equal(own, host.to(dtype))
+
+
+@given(SHAPES)
+def test_what_is_taken_is_what_is_put(shapes: list[list[int]]) -> None:
+    given = [torch.randn(shape) for shape in shapes]
+    own, back = [torch.zeros(shape) for shape in shapes], [torch.zeros(shape) for shape in shapes]
+    take(zip(own, given))
+    put(zip(own, back))
+    assert all(map(torch.equal, given, back))
