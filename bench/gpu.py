@@ -108,13 +108,11 @@ def measure(config: RunConfig, device: torch.device, seconds: float) -> None:
                 speed([*turns.values()], 1.0, tokens)
                 print(f"  Pier's peak memory: {peak_bytes(device) / 1e9:.1f} GB")
                 turns |= peers(config, windows, device)
-            rates = dict(zip(turns, speed([*turns.values()], seconds, tokens)))
-            for name, found in rates.items():
+            rates = speed([*turns.values()], seconds, tokens)
+            for name, found in zip(turns, rates):
                 mfu = f", MFU {found / full:.1%}" if full else ""
-                print(
-                    f"  {name:20}{found:10,.0f} tokens/s{mfu}, {found / rates[next(iter(rates))]:.3f} of Pier's",
-                    flush=True,
-                )
+                ratio = f", Pier has {rates[0] / found:.3f} of it" if name not in list(turns)[:1] else ""
+                print(f"  {name:20}{found:10,.0f} tokens/s{mfu}{ratio}", flush=True)
             del turns
             torch.cuda.empty_cache()
     out, back = boundary(config, device)

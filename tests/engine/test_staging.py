@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pier_node.engine.staging import put, small, take
+from pier_node.engine.staging import ALIGNED, batches, put, take
 
 SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=4)
 
@@ -14,10 +14,14 @@ SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=4)
 @given(SHAPES, st.integers(4, 200), st.sampled_from([torch.float32, torch.bfloat16]))
 def test_pieces_fit_and_make_up_the_whole(shapes: list[list[int]], most: int, dtype: torch.dtype) -> None:
     pairs = [(torch.zeros(shape, dtype=dtype), torch.randn(shape)) for shape in shapes]
-    for own, host in small(pairs, most):
-        assert own.nbytes <= most
-        assert own.shape == host.shape
-        own.add_(host)
+    for batch in batches(pairs, most):
+        end = 0
+        for place, (own, host) in batch:
+            assert end <= place <= most - own.nbytes
+            assert place % ALIGNED == 0
+            assert own.shape == host.shape
+            own.add_(host)
+            end = place + own.nbytes
     for own, host in pairs:
         assert torch.equal(own, host.to(dtype))
 

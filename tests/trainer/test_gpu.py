@@ -29,7 +29,7 @@ from pier_node.trainer.command import Workers, own_trainer
 from pier_node.trainer.data.corpus import SiteData, Windows
 from pier_node.trainer.data.prefetch import Prefetch
 from pier_node.trainer.model import loss as loss_module
-from pier_node.trainer.model.cost import CHUNK
+from pier_node.trainer.model.cost import GPU_CHUNK
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.hub import import_weights
 from pier_node.trainer.model.initial import initial_weights
@@ -204,8 +204,8 @@ def test_chunks_of_the_loss_save_memory(cuda: torch.device, monkeypatch: pytest.
     hidden = torch.randn(1, tokens, dim, device=cuda, requires_grad=True)
     head = torch.randn(vocab, dim, device=cuda, requires_grad=True)
     targets = torch.randint(vocab, (1, tokens), device=cuda)
-    for chunk in (CHUNK, 2**40):
-        monkeypatch.setattr(loss_module, "CHUNK", chunk)
+    for chunk in (GPU_CHUNK // 8, 2**40):
+        monkeypatch.setattr(loss_module, "GPU_CHUNK", chunk)
         hidden.grad = head.grad = None
         torch.cuda.reset_peak_memory_stats()
         loss = summed_loss(hidden, head, targets)

@@ -15,8 +15,10 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-HALF = 1 << 24
-"""Bytes of a half: a few milliseconds of a copy, and little enough for the processor's cache."""
+HALF = 1 << 25
+"""Bytes of a half: a millisecond of a copy. With halves of a quarter, an H200 copies at 0.6 of the speed."""
+ALIGNED = 64
+"""Places are multiples of this, whatever the types of the tensors."""
 
 Pair = tuple[Tensor, Tensor]
 """A tensor of a device, of any type, and one of the host in fp32, which has its shape."""
@@ -53,6 +55,19 @@ def small(pairs: Iterable[Pair], most: int) -> Iterator[Pair]:
             yield from zip(torch.split(own, rows), torch.split(host, rows))
 
 
+def batches(pairs: Iterable[Pair], most: int) -> Iterator[list[tuple[int, Pair]]]:
+    """The same pairs in pieces, with the places of as many of them as there is room for in `most` bytes together."""
+    batch, end = list[tuple[int, Pair]](), 0
+    for own, host in small(pairs, most):
+        if batch and end + own.nbytes > most:
+            yield batch
+            batch, end = [], 0
+        batch.append((end, (own, host)))
+        end += -(-own.nbytes // ALIGNED) * ALIGNED
+    if batch:
+        yield batch
+
+
 class _Staging:
     """Pinned memory for copies to and from one CUDA device, in the order of its current stream."""
 
@@ -63,22 +78,24 @@ class _Staging:
 
     def take(self, pairs: Iterable[Pair]) -> None:
         stream = torch.cuda.current_stream(self._device)
-        for number, (own, host) in enumerate(small(pairs, HALF)):
+        for number, batch in enumerate(batches(pairs, HALF)):
             half, free = self._halves[number % 2], self._free[number % 2]
             free.synchronize()
-            own.copy_(_like(half, own).copy_(host), non_blocking=True)
+            for place, (own, host) in batch:
+                own.copy_(_like(half, place, own).copy_(host), non_blocking=True)
             free.record(stream)
 
     def put(self, pairs: Iterable[Pair]) -> None:
-        stream, under_way = torch.cuda.current_stream(self._device), deque[tuple[torch.cuda.Event, Tensor, Tensor]]()
-        for number, (own, host) in enumerate(small(pairs, HALF)):
+        stream = torch.cuda.current_stream(self._device)
+        under_way = deque[tuple[torch.cuda.Event, list[Pair]]]()
+        for number, batch in enumerate(batches(pairs, HALF)):
             if len(under_way) == len(self._halves):
                 _arrive(*under_way.popleft())
             half, free = self._halves[number % 2], self._free[number % 2]
             free.synchronize()
-            staged = _like(half, own).copy_(own, non_blocking=True)
+            staged = [_like(half, place, own).copy_(own, non_blocking=True) for place, (own, _) in batch]
             free.record(stream)
-            under_way.append((free, staged, host))
+            under_way.append((free, [*zip(staged, (host for _, (_, host) in batch))]))
         for each in under_way:
             _arrive(*each)
 
@@ -88,11 +105,12 @@ def _staging(device: torch.device) -> _Staging:
     return _Staging(device)
 
 
-def _like(half: Tensor, tensor: Tensor) -> Tensor:
+def _like(half: Tensor, place: int, tensor: Tensor) -> Tensor:
     """Staged memory of a tensor's type and shape: types are converted by the host, so that fewer bytes travel."""
-    return half[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+    return half[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
-def _arrive(read: torch.cuda.Event, staged: Tensor, host: Tensor) -> None:
+def _arrive(read: torch.cuda.Event, pairs: Iterable[Pair]) -> None:
     read.synchronize()
-    host.copy_(staged)
+    for staged, host in pairs:
+        host.copy_(staged)

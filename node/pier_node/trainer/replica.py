@@ -159,6 +159,7 @@ class Replica:
             _prepare(block, parallel.checkpointing, self._compiled)
         if self._compiled and isinstance(self._model, Decoder):
             self._model.logit_gradient = torch.compile(logit_gradient)
+            self._model.join_products(parallel.tensor == 1)
         self._trained = _joined(self._model) if workers > 1 and not self.shares.sharded else self._model
 
     def load_weights(self, flat: Tensor) -> None:

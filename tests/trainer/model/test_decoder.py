@@ -31,6 +31,17 @@ def test_ranges_compose_to_the_whole_model(
     assert torch.equal(x, model(tokens))
 
 
+def test_one_product_for_query_key_and_value_changes_nothing(model: Decoder, tokens: Tensor) -> None:
+    found = []
+    for joint in (False, True):
+        model.join_products(joint)
+        model.zero_grad()
+        model(tokens).square().mean().backward()
+        found.append([it.grad.clone() for it in model.parameters() if it.grad is not None])
+    assert found[0]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
+
+
 def test_a_range_has_the_names_of_the_whole_model_and_only_its_own_parameters(config: ModelSection) -> None:
     whole = dict(Decoder(config).named_parameters())
     middle = dict(Decoder(config, range(1, 2)).named_parameters())

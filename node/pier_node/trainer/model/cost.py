@@ -41,6 +41,8 @@ IN_BLOCK = re.compile(r"\.[0-9]+\.")
 """Is in the name of a parameter of a block, whoever builds the model."""
 CHUNK = 2**25
 """Logits that are computed at once, at most, but for one token: 128 MiB of them in fp32. See trainer/model/loss.py."""
+GPU_CHUNK = 4 * CHUNK
+"""The same on a GPU, which has the memory. To add up the head's gradients of chunks takes time (docs/results.md)."""
 LOSS = 12
 """Bytes per logit at the loss: fp32 log-probabilities and two gradients."""
 WHOLE, DIVIDED = 8, 4
@@ -112,8 +114,8 @@ def device_bytes(config: RunConfig, parallel: Parallel, workers: int, bf16: bool
     at_loss = LOSS * tokens * model.vocab_size / parallel.tensor
     if parallel.tensor > 1:
         at_loss = (WHOLE + DIVIDED / parallel.tensor) * tokens * model.vocab_size + 2 * element * tokens * model.dim
-    elif tokens * model.vocab_size > CHUNK and not model.transformers:  # its gradients wait for the backward pass
-        at_loss = LOSS * CHUNK + element * tokens * model.dim + 2 * FLOAT * model.vocab_size * model.dim
+    elif tokens * model.vocab_size > GPU_CHUNK and not model.transformers:  # its gradients wait for the backward pass
+        at_loss = LOSS * GPU_CHUNK + element * tokens * model.dim + 2 * FLOAT * model.vocab_size * model.dim
     if gathers:
         state, whole, of_head = FLOAT * held, element * outermost, element * outermost / 2
         forward = 3 * state + whole + model.layers * kept.kept

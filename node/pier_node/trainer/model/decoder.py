@@ -127,6 +127,12 @@ class Decoder(nn.Module):
             return self.loss(x, targets, z_loss)
         return self.predict(x) if self.predicts else x
 
+    def join_products(self, joint: bool = True) -> None:
+        """Have attention compute query, key and value in one product: faster where a compiler copies weights anyway."""
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.joint = joint
+
     def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
         """[batch, time] token ids -> [batch, time, dim]; `start`: number of tokens before them."""
         x: Tensor = self.embedding(tokens)
@@ -222,6 +228,7 @@ class Attention(nn.Module):
         self.key = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=bias)
         self.value = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=bias)
         self.output = nn.Linear(config.dim, config.dim, bias=bias)
+        self.joint = False  # see Decoder.join_products
 
     def forward(
         self,
@@ -231,7 +238,7 @@ class Attention(nn.Module):
         documents: Tensor | None = None,
     ) -> Tensor:
         """[batch, time, dim] -> [batch, time, dim]; see `Decoder.documents`."""
-        query, key, value = (self._split(part(x)) for part in (self.query, self.key, self.value))
+        query, key, value = map(self._split, self._projected(x))
         if rotation is not None:
             query, key = _rotate(query, rotation), _rotate(key, rotation)
         mask = documents
@@ -243,6 +250,14 @@ class Attention(nn.Module):
         )
         merged: Tensor = self.output(x.transpose(1, 2).flatten(2))
         return merged
+
+    def _projected(self, x: Tensor) -> Sequence[Tensor]:
+        parts = self.query, self.key, self.value
+        if not self.joint:
+            return [part(x) for part in parts]
+        weight = torch.cat([part.weight for part in parts])
+        bias = None if self.query.bias is None else torch.cat([part.bias for part in parts])
+        return torch.split(functional.linear(x, weight, bias), [part.out_features for part in parts], dim=-1)
 
     def _split(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)  # [batch, heads, time, head_dim]

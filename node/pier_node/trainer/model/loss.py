@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pier_node.engine.parameters import is_sharded, local
-from pier_node.trainer.model.cost import CHUNK
+from pier_node.trainer.model.cost import CHUNK, GPU_CHUNK
 
 NO_TOKEN = -100
 """Stands for a target that does not count."""
@@ -35,7 +35,7 @@ def summed_loss(
         z_loss: the coefficient z.
         gradient: compiled, if it is; None: `logit_gradient`.
     """
-    if targets.numel() * len(head) > CHUNK and not is_sharded(head):
+    if targets.numel() * len(head) > _chunk(head) and not is_sharded(head):
         given = hidden.flatten(0, 1), head, targets.flatten(), z_loss, gradient or logit_gradient
         loss: Tensor = _Chunked.apply(*given)  # type: ignore[no-untyped-call]
         return loss
@@ -76,6 +76,10 @@ ALIGNED = 64
 """A GPU multiplies matrices fast if their sides are multiples of this: a vocabulary is padded with columns of zeros."""
 
 
+def _chunk(head: Tensor) -> int:
+    return GPU_CHUNK if head.is_cuda else CHUNK
+
+
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -88,8 +92,8 @@ class _Chunked(torch.autograd.Function):
         if hidden.is_cuda:
             factor = functional.pad(factor, (0, 0, 0, -vocab % ALIGNED))
         by_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        by_head = torch.zeros_like(head, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        for start in range(0, len(hidden), size := max(1, CHUNK // vocab)):
+        by_head = torch.zeros_like(factor, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        for start in range(0, len(hidden), size := max(1, _chunk(head) // vocab)):
             chosen = slice(start, start + size)
             states, wanted = hidden[chosen].to(dtype), targets[chosen]
             logits = states @ factor.T  # [chunk, vocab, and its padding]
@@ -102,10 +106,10 @@ class _Chunked(torch.autograd.Function):
                 by_hidden[chosen] = slope @ factor
             if by_head is not None:
                 if dtype == by_head.dtype:
-                    by_head.addmm_(slope[:, :vocab].T, states)
+                    by_head.addmm_(slope.T, states)
                 else:
-                    by_head += slope[:, :vocab].T @ states
-        ctx.save_for_backward(by_hidden, by_head)
+                    by_head += slope.T @ states
+        ctx.save_for_backward(by_hidden, None if by_head is None else by_head[:vocab])
         ctx.dtype = head.dtype
         return loss
 
