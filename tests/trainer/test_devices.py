@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from pier_node.base.errors import PierError
+from pier_node.config.run import RunConfig
 from pier_node.engine.machines import peak_bytes
 from pier_node.trainer import devices
+from pier_node.trainer.parallel import Parallel
 
 
 def _show(monkeypatch: pytest.MonkeyPatch, cuda_devices: int) -> None:
@@ -105,3 +107,16 @@ def test_a_cpu_is_suspicious_where_there_is_a_driver(monkeypatch: pytest.MonkeyP
     assert "built for CUDA 13.0, but sees no GPU" in devices.fallback(cpu)
     (tmp_path / "nvidiactl").touch()
     assert "does not see it" in devices.fallback(cpu)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "expected"),
+    [(Parallel("fsdp"), True), (Parallel(tensor=2), False), (Parallel(checkpointing="selective"), False)],
+)
+def test_what_the_compiler_gets_wrong_is_not_compiled(parallel: Parallel, expected: bool) -> None:
+    config = RunConfig.model_validate({"inner": {"compile": True}})
+    assert devices.compiles(torch.device("cpu"), config, parallel) is expected
+
+
+def test_by_itself_a_cpu_compiles_nothing() -> None:
+    assert not devices.compiles(torch.device("cpu"), RunConfig())

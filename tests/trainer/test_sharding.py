@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -62,31 +63,33 @@ def with_document_mask(config: RunConfig, tokenizer: Path) -> RunConfig:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("workers", "parallel", "optimizer"),
+    ("workers", "parallel", "more"),
     [
-        (2, Parallel("fsdp"), "adamw"),
-        (2, Parallel(tensor=2), "adamw"),
-        (4, Parallel("fsdp", 2, "full"), "adamw"),
-        (4, Parallel("fsdp", 2), "muon"),
-        (4, Parallel("hsdp"), "adamw"),
+        (2, Parallel("fsdp"), {}),
+        (2, Parallel("fsdp"), {"compile": True}),
+        (2, Parallel(tensor=2), {"compile": True}),
+        (4, Parallel("fsdp", 2, "full"), {}),
+        (4, Parallel("fsdp", 2), {"optimizer": "muon"}),
+        (4, Parallel("hsdp"), {}),
     ],
-    ids=["fsdp", "tensor", "fsdp and tensor", "fsdp and tensor with muon", "hsdp"],
+    ids=["fsdp", "fsdp, compiled", "tensor", "fsdp and tensor", "fsdp and tensor with muon", "hsdp"],
 )
 async def test_workers_that_share_the_model_do_what_one_does(
     workers: int,
     parallel: Parallel,
-    optimizer: str,
+    more: dict[str, Any],
     configure: Configure,
     start: Start,
     weights: SharedVector,
     windows: Windows,
     tmp_path: Path,
 ) -> None:
-    config = configure(micro_batch=2, optimizer=optimizer)
+    config = configure(micro_batch=2, **more)
     if parallel.checkpointing == "full":
         config = with_document_mask(config, tmp_path / "tokenizer.json")
         windows = Windows(open_corpus(config.data, 0, 1, None, tmp_path / "cache"), 16, config.run.seed, "node-a")
-    alone = Replica(config, torch.device("cpu"), 1)
+    eager = config.model_copy(update={"inner": config.inner.model_copy(update={"compile": False})})
+    alone = Replica(eager, torch.device("cpu"), 1)
     alone.load_weights(torch.from_numpy(weights.array))
     validated = alone.evaluate(torch.from_numpy(weights.array), windows.validation(2, 4))
     trainer = start(config, workers, parallel)

@@ -17,6 +17,7 @@ import torch
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
+from pier_node.trainer.parallel import DDP, Parallel
 
 
 def count() -> int:
@@ -75,11 +76,15 @@ def peak_flops(name: str) -> float:
     return next((peak for part, peak in PEAKS.items() if all(word in words for word in part.split())), 0.0)
 
 
-def compiles(device: torch.device, config: RunConfig) -> bool:
+def compiles(device: torch.device, config: RunConfig, parallel: Parallel = DDP) -> bool:
     """Whether to compile the model, according to `inner.compile`; `auto`: Pier's own decoder, where it can be done.
 
-    transformers' layers know their numbers, so each of them would be compiled by itself.
+    transformers' layers know their numbers, so each of them would be compiled by itself. Under tensor parallelism the
+    compiler makes wrong gradients of the norms, whose positions are divided (PyTorch 2.13); of selective checkpointing
+    it would hide the products that are kept.
     """
+    if parallel.tensor > 1 or parallel.checkpointing == "selective":
+        return False
     if config.inner.compile != "auto":
         return config.inner.compile
     able = device.type == "cuda" and find_spec("triton") and torch.cuda.get_device_capability(device) >= (7, 0)

@@ -151,7 +151,7 @@ class Replica:
             self.shares = Shares(mesh.size(), mesh.get_local_rank(), mesh.get_group(), sharded=True)
         else:
             self._model = _undefined(config.model, self.layout, device)
-        self._compiled = devices.compiles(device, config)
+        self._compiled = devices.compiles(device, config, parallel)
         self._model.separator = document_separator(config.data)
         self._parameters = trained(self._model)
         self._vectors = Vectors(self._model, own)
@@ -159,7 +159,7 @@ class Replica:
             _prepare(block, parallel.checkpointing, self._compiled)
         if self._compiled and isinstance(self._model, Decoder):
             self._model.logit_gradient = torch.compile(logit_gradient)
-            self._model.join_products(parallel.tensor == 1)
+            self._model.join_products()
         self._trained = _joined(self._model) if workers > 1 and not self.shares.sharded else self._model
 
     def load_weights(self, flat: Tensor) -> None:
@@ -295,7 +295,7 @@ def _prepare(block: nn.Module, checkpointing: Checkpointing, compiled: bool) -> 
             block.compile()
         return
     forward, contexts = block.forward, noop_context_fn
-    if checkpointing == "selective":  # the compiler would hide the products
+    if checkpointing == "selective":
         contexts = partial(create_selective_checkpoint_contexts, PRODUCTS)
     elif compiled:
         forward = torch.compile(forward)

@@ -125,7 +125,7 @@ class Worker:
         device, count = self.device, self._ranks.count
         bf16 = devices.uses_bf16(device, self._config.inner.precision)
         full = devices.full_speed(device, count, bf16, flops_per_token(self._config.model))
-        words = devices.describe(device, count, bf16, devices.compiles(device, self._config))
+        words = devices.describe(device, count, bf16, devices.compiles(device, self._config, self._parallel))
         return messages.Ready(words, full, devices.fallback(device))
 
     def load(self, job: messages.Train) -> None:
