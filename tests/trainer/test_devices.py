@@ -118,5 +118,16 @@ def test_what_the_compiler_gets_wrong_is_not_compiled(parallel: Parallel, expect
     assert devices.compiles(torch.device("cpu"), config, parallel) is expected
 
 
-def test_by_itself_a_cpu_compiles_nothing() -> None:
-    assert not devices.compiles(torch.device("cpu"), RunConfig())
+@pytest.mark.parametrize(
+    ("preset", "able", "expected"), [("llama-1b", True, True), ("llama-1b", False, False), ("llama-1m", True, False)]
+)
+def test_by_itself_a_large_model_is_compiled_where_it_can_be(
+    preset: str, able: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "can_compile", lambda _: able)
+    config = RunConfig.model_validate({"model": {"preset": preset}})
+    assert devices.compiles(torch.device("cpu"), config) is expected
+
+
+def test_nothing_is_compiled_for_a_cpu() -> None:
+    assert not devices.can_compile(torch.device("cpu"))

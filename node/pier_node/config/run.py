@@ -294,7 +294,7 @@ class InnerSection(Section):
     """Precision of inner steps. auto: bf16 if the GPU supports it. Weights are always fp32."""
     compile: Literal["auto", True, False] = "auto"
     """Whether to use torch.compile, which makes steps faster and the start a minute longer. auto: for Pier's own
-    decoder, on a GPU, if there is a C compiler."""
+    decoder from 10 million parameters on, on a GPU, if there is a C compiler."""
     eval_every: Annotated[int, Field(ge=0)] = 5
     """Outer rounds between validations; 0: only at the end."""
     eval_batches: PositiveInt = 4

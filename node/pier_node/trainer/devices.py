@@ -17,6 +17,8 @@ import torch
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
+from pier_node.engine import staging
+from pier_node.outer.layout import Layout
 from pier_node.trainer.parallel import DDP, Parallel
 
 
@@ -76,8 +78,12 @@ def peak_flops(name: str) -> float:
     return next((peak for part, peak in PEAKS.items() if all(word in words for word in part.split())), 0.0)
 
 
+COMPILED = 10_000_000
+"""Parameters of a model that is worth the time that compiling it takes."""
+
+
 def compiles(device: torch.device, config: RunConfig, parallel: Parallel = DDP) -> bool:
-    """Whether to compile the model, according to `inner.compile`; `auto`: Pier's own decoder, where it can be done.
+    """Whether to compile the model, according to `inner.compile`; `auto`: Pier's own decoder, where it can and pays.
 
     transformers' layers know their numbers, so each of them would be compiled by itself. Under tensor parallelism the
     compiler makes wrong gradients of the norms, whose positions are divided (PyTorch 2.13); of selective checkpointing
@@ -87,13 +93,16 @@ def compiles(device: torch.device, config: RunConfig, parallel: Parallel = DDP) 
         return False
     if config.inner.compile != "auto":
         return config.inner.compile
-    able = device.type == "cuda" and find_spec("triton") and torch.cuda.get_device_capability(device) >= (7, 0)
-    header = Path(sysconfig.get_path("include")) / "Python.h"  # Triton compiles a module of Python for each kernel
-    return bool(able and config.model.transformers is None and header.exists() and any(map(shutil.which, COMPILERS)))
+    large = config.model.transformers is None and Layout.of(config.model).length >= COMPILED
+    return large and can_compile(device)
 
 
-COMPILERS = (os.environ.get("CC", "gcc"), "clang", "cc")
-"""Of C, as Triton looks for them."""
+def can_compile(device: torch.device) -> bool:
+    """Whether this is a GPU and Triton has what it needs: it compiles a module of Python for each kernel."""
+    if device.type != "cuda" or not find_spec("triton") or torch.cuda.get_device_capability(device) < (7, 0):
+        return False
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    return header.exists() and any(map(shutil.which, (os.environ.get("CC", "gcc"), "clang", "cc")))
 
 
 def describe(device: torch.device, workers: int, bf16: bool, compiled: bool = False) -> str:
@@ -128,12 +137,13 @@ def fallback(device: torch.device) -> str:
 
 
 def copy_rate(device: torch.device) -> float:
-    """Bytes per second of a copy from host memory to the device and back, as measured now."""
+    """Bytes per second of weights from the host to the device and back, as measured now."""
     host = torch.zeros(1 << 24)
-    there = host.to(device, copy=True)
+    pairs = [(host.to(device, copy=True), host)]
+    staging.take(pairs)  # which gets its memory now
     began = time.perf_counter()
-    there.copy_(host)
-    host.copy_(there)
+    staging.take(pairs)
+    staging.put(pairs)
     return 2 * host.nbytes / (time.perf_counter() - began)
 
 
