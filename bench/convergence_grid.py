@@ -37,8 +37,9 @@ KEYS = {
     "gamma": ("outer", "noloco", "gamma"),
     "decay": ("outer", "error_decay"),
     "density": ("outer", "density"),
+    "end": ("inner", "min_lr"),
 }
-"""Where each stands in run.toml."""
+"""Where each stands in run.toml; `end` as a part of the learning rate, a tenth if it is not given."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,10 @@ class Setting:
             "run": {"name": "convergence", "seed": seed, "sites": self.sites},
             "model": {"preset": "llama-1m", **model},
             "data": {"validation": 0.05} if self.domains else {},
-            "inner": {**inner, "min_lr": values["lr"] / 10, "precision": "fp32", **method.inner},
+            "inner": {**inner, "precision": "fp32", **method.inner},
             "outer": {"inner_steps": self.inner_steps, **method.outer},
         }
-        for name, value in values.items():
+        for name, value in {**values, "end": values["lr"] * values.get("end", 0.1)}.items():
             *path, key = KEYS[name]
             table = tables
             for part in path:
