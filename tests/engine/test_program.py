@@ -381,7 +381,8 @@ Play = Callable[..., Own]
 
 @pytest.fixture
 async def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Play]:
-    monkeypatch.setattr(module, "CLOSE_SECONDS", 0.02)
+    for name in ("CLOSE_SECONDS", "LEAVE_SECONDS"):
+        monkeypatch.setattr(module, name, 0.02)
     monkeypatch.setattr(process, "RESTART_SECONDS", 0.02)
     monkeypatch.setattr(process, "GIVE_UP_SECONDS", 0.02)
     scenes: list[Own] = []
