@@ -95,7 +95,7 @@ def test_a_model_of_some_size_is_trained_as_such_a_model_is(call: Call, tmp_path
     config = load(tmp_path / "run.toml")
     inner, parameters = config.inner, Layout.of(config.model).length
     assert config.data.tokenizer == "tokenizer.json"
-    assert inner.lr == pytest.approx(inner.min_lr * 10)
+    assert inner.lr == pytest.approx(inner.min_lr * 100)
     assert inner.beta2 == 0.95
     assert inner.lr < RunConfig().inner.lr
     assert inner.batch_size % inner.micro_batch == 0
