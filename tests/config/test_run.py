@@ -71,6 +71,9 @@ ERRORS = {
     '[outer]\nalgorithm = "noloco"\ninner_steps = 0': "outer.inner_steps = 0",
     "[outer.noloco]\ngroup = 3": "outer.noloco.group: no such key; allowed here: alpha, beta, gamma",
     "[outer]\nmomentum = 1.0": "outer.momentum = 1.0: Input should be less than 1",
+    "[run]\npretrained = true\n[program]\nstep_tokens = 8\ntensors = ['weight 2x3']\n[outer]\nstart = 'none'": (
+        "run.pretrained is for Pier's own trainer"
+    ),
     "[other]\na = 1": "other: no such key; allowed here: run, model, data, inner, outer",
 }
 

@@ -466,6 +466,8 @@ class RunConfig(Section):
             raise ValueError('outer.algorithm = "sync" is for Pier\'s own trainer: use "pier", "diloco" or "noloco"')
         if self.pipeline.stages > 1:
             raise ValueError("pipeline.stages is for Pier's own trainer: leave it out with [program]")
+        if self.run.pretrained:
+            raise ValueError("run.pretrained is for Pier's own trainer: with [program], the program brings its weights")
         return self
 
     @model_validator(mode="after")
@@ -487,7 +489,7 @@ class RunConfig(Section):
     @property
     def begins_pretrained(self) -> bool:
         """Whether the founder must have weights to begin with: the seed makes none for a model of transformers."""
-        return self.program is None and (self.run.pretrained or self.model.transformers is not None)
+        return self.run.pretrained or (self.program is None and self.model.transformers is not None)
 
     @property
     def step_tokens(self) -> int:
