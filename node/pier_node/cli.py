@@ -199,7 +199,7 @@ main.add_command(serve)
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    help="Inner steps of the whole run; how many rounds that makes decides about outer.algorithm. [default: 1000]",
+    help="Inner steps of the whole run. [default: 1000, or what is usual for the preset]",
 )
 @click.option(
     "--pace",
@@ -270,7 +270,7 @@ def init(
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Rounds between two checkpoints. More: less writing, and older moments for the optimizer after a crash.",
+    help="Rounds between two checkpoints. More: less writing, and older moments for the optimizer after a restart.",
 )
 @click.option(
     "--http", type=click.IntRange(0, 65535), default=0, help="Status port on 127.0.0.1. [default: any free port]"

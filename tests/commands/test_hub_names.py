@@ -92,7 +92,12 @@ def test_a_model_of_the_hub_is_named(hub: dict[str, str], tmp_path: Path) -> Non
     snapshot = tmp_path / "cache" / "hub" / "models--lab--tiny" / "snapshots" / COMMIT
     assert f"--from {snapshot}" in done.stdout
     assert taken.data.tokenizer_hash == hashlib.sha256((Hub.folder / "tokenizer.json").read_bytes()).hexdigest()
-    assert Hub.asked == {"config.json", "model.safetensors", "tokenizer.json"}  # nothing twice, and no pickle
+    assert Hub.asked == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }  # nothing twice, and no pickle
 
 
 @pytest.mark.parametrize(

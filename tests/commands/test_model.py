@@ -157,6 +157,17 @@ def test_a_model_folder_is_measured_on_the_same_text(call: Call, site: Path, tmp
     assert of_model["loss"] == pytest.approx(of_site["loss"], abs=1e-6)
 
 
+def test_a_model_that_can_read_more_is_measured_as_it_was_trained(call: Call, site: Path, tmp_path: Path) -> None:
+    call("export", "--data", site, tmp_path / "out")
+    about = json.loads((tmp_path / "out" / "config.json").read_text())
+    (tmp_path / "out" / "config.json").write_text(json.dumps(about | {"max_position_embeddings": 1 << 20}))
+    mine, longer = (
+        json.loads(call("evaluate", "--data", site, "--json", *more).output)
+        for more in ((), ("--model", tmp_path / "out"))
+    )
+    assert longer["loss"] == pytest.approx(mine["loss"])
+
+
 def test_another_text_is_measured_where_the_site_had_another(call: Call, site: Path, tmp_path: Path) -> None:
     text = tmp_path / "other.txt"
     text.write_text("the same line again and again\n" * 20_000)

@@ -118,6 +118,15 @@ def test_without_a_gradient_only_matrices_shrink() -> None:
     assert torch.equal(parameters["bias"], before["bias"])
 
 
+def test_a_parameter_that_took_no_part_stays() -> None:
+    parameters = _parameters()
+    _give_gradients(parameters, 1)
+    before = parameters["matrix"].detach().clone()
+    parameters["matrix"].grad = None
+    take_step(parameters, Moments(_zeros(parameters), _zeros(parameters), 0), 10, SCHEDULE)
+    assert torch.equal(parameters["matrix"], before)
+
+
 def test_steps_are_those_of_torchs_sgd_with_decoupled_decay() -> None:
     config = SCHEDULE.model_copy(update={"optimizer": "sgd", "momentum": 0.9, "clip_norm": 0.0})
     ours, theirs = _parameters(), _parameters()

@@ -199,6 +199,13 @@ def test_gradient_and_loss_are_those_of_the_mean(model: Decoder, rows: tuple[Ten
     torch.testing.assert_close(_gradients(model), expected, rtol=1e-4, atol=1e-7)
 
 
+def test_a_batch_of_all_sites_is_computed_in_parts(model: Decoder, rows: tuple[Tensor, Tensor]) -> None:
+    sizes = []
+    with model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0]))):
+        mean_gradient(model, *rows, len(rows[0]), InnerSection(batch_size=2), bf16=False)
+    assert sizes == [2, 2, 1]
+
+
 def test_parts_of_unequal_size_add_up_to_the_sites_gradient(model: Decoder, rows: tuple[Tensor, Tensor]) -> None:
     mean_gradient(model, *rows, 5, InnerSection(micro_batch=0), bf16=False)
     whole = _gradients(model)

@@ -76,6 +76,13 @@ def test_a_file_that_is_here_is_copied_if_it_is_the_runs(founder: RunConfig, fol
     assert (folder / "tokenizer.json").read_bytes() == b"of another run"
 
 
+def test_what_lies_beside_the_file_is_copied_with_it(founder: RunConfig, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (folder / "chat_template.jinja").write_text("of another run")
+    keep(founder, folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
+
+
 def test_nobody_else_says_which_file_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path is no part of the run's hash: whoever is asked for the configuration could name any."""
     monkeypatch.chdir(folder)

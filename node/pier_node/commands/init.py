@@ -185,8 +185,7 @@ def recipe(preset: str, steps: int = 0) -> dict[str, dict[str, Any]]:
     inner = tables.setdefault("inner", {"total_steps": InnerSection().total_steps})
     if steps:
         inner["total_steps"] = steps
-        if "warmup_steps" in inner:
-            inner["warmup_steps"] = min(inner["warmup_steps"], steps // 10)
+        inner["warmup_steps"] = min(inner.get("warmup_steps", InnerSection().warmup_steps), steps // 10)
     return tables
 
 

@@ -140,7 +140,8 @@ def validation_windows(
     text = SiteData.of(config, record.slot if record else 0, told.data, told.shared_data)
     corpus = open_corpus(config.data, text.slot, text.slots, text.path, data / "cache")
     check_vocab(corpus.vocab_size, weights.config.vocab_size)
-    windows = Windows(corpus, weights.config.context, config.run.seed, "evaluate")
+    context = min(config.model.context, weights.config.context)  # that of a model of transformers may be far longer
+    windows = Windows(corpus, context, config.run.seed, "evaluate")
     inner = config.inner
     at_once = min(inner.batch_size, inner.micro_batch or inner.batch_size)
     return windows.validation(batches or inner.eval_batches, inner.batch_size, at_once)

@@ -15,7 +15,7 @@ import click
 
 from pier_node.base.address import with_port
 from pier_node.base.errors import PierError
-from pier_node.config.presets import DATA, PRESETS
+from pier_node.config.presets import BESIDE, DATA, PRESETS
 from pier_node.identity.node import TOKEN_VARIABLE, Token
 from pier_node.trainer.parallel import Checkpointing, Mode, Parallel
 
@@ -62,7 +62,7 @@ def _model_folder(_context: click.Context, _option: click.Parameter, name: str |
 
     if name.count("/") != 1:
         raise click.BadParameter(f"{name}: there is no such folder; models on the hub have names like Qwen/Qwen3-0.6B")
-    wanted = ["config.json", "tokenizer.json", "*.safetensors", "model.safetensors.index.json"]
+    wanted = ["config.json", "tokenizer.json", *BESIDE, "*.safetensors", "model.safetensors.index.json"]
     try:
         return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*", "consolidated*"]))
     except Exception as error:  # versions of the library use different clients, each with errors of its own

@@ -45,6 +45,8 @@ DATA, RUN_TOML = Path("pier-data"), Path("run.toml")
 """The folder of a site, and the run that it founds, where no option names others."""
 TOKENIZER = "tokenizer.json"
 """Of a model that reads tokens: a file beside run.toml, which people have to get."""
+BESIDE = ("tokenizer_config.json", "chat_template.jinja")
+"""Files beside a pretrained model's, with its special tokens and the form of chats: the founder's exports have them."""
 
 
 def _recipe(

@@ -24,6 +24,7 @@ from pier_node.doctor.links import Round, go_round, missed, utilisation_finding,
 from pier_node.identity.certificates import Credentials, credentials
 from pier_node.identity.node import Identity, Token
 from pier_node.outer.layout import Layout
+from pier_node.pipeline.stage import stage_layout
 from pier_node.site.coordinator.link import Enrolment
 from pier_node.site.join import find_site, find_token, known_config
 from pier_node.site.running import Running, Status, find_daemon, last_event
@@ -132,16 +133,24 @@ async def _listen(here: Standpoint, config: RunConfig, carrier: SiteCarrier) -> 
 
 
 def _of_this_machine(here: Standpoint, config: RunConfig, around: Surroundings) -> list[Finding]:
-    parameters, folder = Layout.of_run(config).length, here.settings.folder
+    parameters, folder, stages = Layout.of_run(config).length, here.settings.folder, config.pipeline.stages
+    if stages > 1:  # a site holds one of them
+        parameters = max(stage_layout(config.model, stages, stage).length for stage in range(stages))
     on_cpu = devices.pick().type == "cpu" and here.daemon is None
     held = machine.held_memory(here.daemon.pid) if here.daemon else 0
-    speed, measured = here.status.get("tokens_per_second") or 0.0, here.status.get("utilisation")
     return [
         machine.disk_finding(folder, config, parameters, machine.free_disk(folder), here.daemon is not None),
         machine.memory_finding(config, parameters, devices.count() if on_cpu else 0, held, machine.free_memory()),
+        *([] if stages > 1 else _of_replicas(here, config, parameters, around)),
+        *machine.idle_finding(machine.forgets_idle_lines(), around.farthest),
+    ]
+
+
+def _of_replicas(here: Standpoint, config: RunConfig, parameters: int, around: Surroundings) -> list[Finding]:
+    speed, measured = here.status.get("tokens_per_second") or 0.0, here.status.get("utilisation")
+    return [
         *machine.workers_findings(config, here.settings),
         utilisation_finding(config, parameters, around.sites, around.slowest, speed, measured),
-        *machine.idle_finding(machine.forgets_idle_lines(), around.farthest),
     ]
 
 

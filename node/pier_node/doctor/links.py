@@ -227,6 +227,7 @@ def utilisation_finding(
     if share >= GOOD:
         return Finding(THIS_SITE, CHECK, Verdict.OK, detail, "", values)
     wanted = _round_up((AIM if config.outer.overlap else AIM / (1 - AIM)) * exchange / step)
+    wanted += -wanted % config.outer.fragments
     verdict = Verdict.ADVICE if share >= POOR else Verdict.PROBLEM
     return Finding(THIS_SITE, CHECK, verdict, detail, _remedy(config, wanted), {**values, "better_inner_steps": wanted})
 

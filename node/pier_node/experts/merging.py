@@ -124,7 +124,8 @@ def merge(experts: Mapping[str, Decoder], active: int) -> MergedDecoder:
     if not 1 <= active <= len(names):
         raise PierError(f"--active {active}: there are {len(names)} experts", "Give a number from 1 to that.")
     states = [expert.state_dict() for expert in experts.values()]
-    state = {f"blocks.{layer}.mlp.router.weight": torch.zeros(len(names), config.dim) for layer in range(config.layers)}
+    routers = torch.zeros(config.layers, len(names), config.dim, device=states[0]["embedding.weight"].device)
+    state = {f"blocks.{layer}.mlp.router.weight": router for layer, router in enumerate(routers.unbind())}
     for name in states[0]:
         if ".mlp." in name:
             for index, own in enumerate(states):

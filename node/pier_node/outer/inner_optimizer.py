@@ -92,14 +92,14 @@ def _total(norm: Any) -> Tensor:
 
 def _adamw(parameters: Mapping[str, nn.Parameter], moments: Moments, step: int, config: InnerSection) -> None:
     for decayed, decay in ((True, config.weight_decay), (False, 0.0)):
-        names = [name for name, parameter in parameters.items() if is_decayed(parameter.shape) is decayed]
+        names = [name for name, it in parameters.items() if is_decayed(it.shape) is decayed and it.grad is not None]
         if not names:
             continue
         chosen = [_own(parameters[name]) for name in names]
         steps = torch.full((len(names),), float(moments.steps), device=chosen[0].device)
         adamw(
             chosen,
-            [_own(parameters[name].grad) for name in names if parameters[name].grad is not None],
+            [_own(parameters[name].grad) for name in names],
             [moments.first[name] for name in names],
             [moments.second[name] for name in names],
             [],

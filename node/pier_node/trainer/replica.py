@@ -94,7 +94,8 @@ def mean_gradient(
         inputs: this worker's rows, [rows, context] token ids.
         targets: their next tokens, [rows, context].
         sequences: number of rows of the whole site.
-        inner: the [inner] section: the number of rows to compute at once, and the z-loss.
+        inner: the [inner] section: the number of rows to compute at once (no more than in a batch of one site), and the
+            z-loss.
         bf16: compute under autocast to bfloat16.
         shares: of the batch.
     """
@@ -102,7 +103,8 @@ def mean_gradient(
     model.zero_grad(set_to_none=True)
     loss = torch.zeros((), device=inputs.device)
     most = -(-sequences // shares.count)  # rows of a worker
-    size = inner.micro_batch or most
+    # In a solo start `sequences` is the batch of all sites, which need not fit on one.
+    size = inner.micro_batch or -(-inner.batch_size // shares.count)
     pieces = [*zip(torch.split(inputs, size), torch.split(targets, size))]
     if shares.sharded:  # all compute the same number of pieces, because they gather blocks together
         pieces += [(inputs[:1], torch.full_like(targets[:1], NO_TOKEN))] * (-(-most // size) - len(pieces))

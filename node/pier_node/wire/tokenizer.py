@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pier_node.base import durable
-from pier_node.config.presets import TOKENIZER
+from pier_node.config.presets import BESIDE, TOKENIZER
 from pier_node.config.run import RunConfig
 from pier_node.wire.carrier import CHUNK_BYTES, TOKENIZER_BYTES, BadMessage
 from pier_proto.v1.peer_pb2 import TokenizerPart, TokenizerRequest
@@ -51,12 +51,17 @@ def located(config: RunConfig, folder: Path, others: Iterable[Path] = ()) -> Run
 
 
 def keep(config: RunConfig, folder: Path, others: Iterable[Path] = ()) -> RunConfig | None:
-    """As `located`, with a copy in this folder, which is made if need be. Raises OSError."""
+    """As `located`, with a copy in this folder, and of what lies beside the file. Raises OSError."""
     found = located(config, folder, others)
     copied = str((folder / TOKENIZER).absolute())
     if found is None or not config.data.tokenizer_hash or found.data.tokenizer == copied:
         return found
-    return _kept(config, folder, Path(found.data.tokenizer).read_bytes())
+    source = Path(found.data.tokenizer)
+    for name in BESIDE:
+        (folder / name).unlink(missing_ok=True)
+        if (beside := source.with_name(name)).is_file() and beside.stat().st_size <= TOKENIZER_BYTES:
+            durable.replace(folder / name, beside.read_bytes())
+    return _kept(config, folder, source.read_bytes())
 
 
 def _kept(config: RunConfig, folder: Path, content: bytes) -> RunConfig:

@@ -25,7 +25,7 @@ from pier_node.trainer.model.export import byte_tokenizer
 END = 256
 TEMPLATE = """{{ bos_token }}{% for message in messages %}
 {%- if message.role not in ("user", "assistant", "system") %}{{ raise_exception("who is " ~ message.role) }}{% endif %}
-[{{ message.role }}]{{ message["content"] | trim }}
+[{{ message.role }}]{% generation %}{{ message["content"] | trim | tojson(ensure_ascii=False) }}{% endgeneration %}
 {% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""
 CHAT: list[Any] = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "Hëllo <b>"}]
 

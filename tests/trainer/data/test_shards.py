@@ -164,11 +164,12 @@ def test_only_files_with_the_wanted_tokens_are_opened(tmp_path: Path) -> None:
 def test_tokens_of_other_programs_are_read(tmp_path: Path) -> None:
     ids = np.arange(1000, 3000, dtype=np.uint16)
     header = np.zeros(HEADER // 4, "<i4")
-    header[:3] = LLM_C, 1, len(ids)
     (tmp_path / "nano.bin").write_bytes(ids.tobytes())
-    (tmp_path / "llmc.bin").write_bytes(header.tobytes() + ids.tobytes())
+    for (magic, version), kind in LLM_C.items():
+        header[:3] = magic, version, len(ids)
+        (tmp_path / f"llmc{version}.bin").write_bytes(header.tobytes() + ids.astype(kind).tobytes())
     np.save(tmp_path / "own.npy", ids.astype(np.int32))
-    for name in ("nano.bin", "llmc.bin", "own.npy"):
+    for name in ("nano.bin", "llmc1.bin", "llmc7.bin", "own.npy"):
         file = foreign(tmp_path / name)
         assert file.tokens == len(ids)
         assert (file.open() == ids).all()

@@ -76,6 +76,16 @@ def test_no_special_token_is_added_and_separators_do_not_show(tmp_path: Path) ->
     assert tokenizer.decode([*tokenizer.encode(TEXT), 1]) == TEXT
 
 
+def test_a_tokenizer_that_was_saved_while_it_cut_texts_does_not(tmp_path: Path) -> None:
+    path = train_tokenizer(tmp_path / "t.json", ["<pad>"])
+    whole = open_tokenizer(str(path)).encode(TEXT)
+    library = Library.from_file(str(path))
+    library.enable_truncation(2)
+    library.enable_padding(length=64)
+    library.save(str(path))
+    assert open_tokenizer(str(path)).encode(TEXT).tolist() == whole.tolist()
+
+
 def test_a_tokenizer_without_an_end_has_no_separator(tmp_path: Path) -> None:
     assert FileTokenizer(train_tokenizer(tmp_path / "t.json", [])).separator is None
 

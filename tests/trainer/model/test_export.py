@@ -69,6 +69,19 @@ def test_an_export_read_back_has_the_same_bits(
     assert torch.equal(flat.view(torch.int32), weights.view(torch.int32))
 
 
+def test_names_and_buffers_of_other_programs_are_known(config: ModelSection, weights: Tensor, tmp_path: Path) -> None:
+    """GPT-2 on the hub is without a prefix, and older files have what follows from config.json."""
+    from safetensors.torch import load_file, save_file
+
+    file = export(config, weights, tmp_path) / "model.safetensors"
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}
+    tensors |= {name: torch.ones(1) for name in ("h.0.attn.bias", "model.layers.0.self_attn.rotary_emb.inv_freq")}
+    if config.tie_embeddings:
+        tensors["lm_head.weight"] = torch.ones(1)
+    save_file(tensors, file)
+    assert torch.equal(import_weights(tmp_path)[1], weights)
+
+
 def test_transformers_trains_the_same_model(
     config: ModelSection, weights: Tensor, model: Decoder, tokens: Tensor, tmp_path: Path
 ) -> None:
@@ -303,7 +316,7 @@ def test_the_chat_template_and_the_end_of_a_text_are_kept(tmp_path: Path, as_fil
         (tmp_path / "chat_template.jinja").write_text("new")
     target = tmp_path / "model"
     target.mkdir()
-    write_tokenizer(str(tmp_path / "tokenizer.json"), target, 8)
+    assert write_tokenizer(str(tmp_path / "tokenizer.json"), target, 8) == {"eos_token_id": 256}
     loaded = AutoTokenizer.from_pretrained(target)
     assert loaded.chat_template == ("new" if as_file else "old")
     assert (loaded.eos_token_id, loaded.pad_token, len(loaded)) == (256, None, 257)

@@ -235,10 +235,10 @@ def count(files: Iterable[TokenFile]) -> int:
     return sum(file.tokens for file in files)
 
 
-LLM_C = 20240520
-"""First number of the header of llm.c's token files."""
+LLM_C = {(20240520, 1): "<u2", (20240801, 7): "<u4"}
+"""By the first two numbers of the header of llm.c's token files, the type of an id: GPT-2's, Llama 3's."""
 HEADER = 1024
-"""Bytes of that header: 256 numbers of four bytes, the second is the version, the third the number of tokens."""
+"""Bytes of that header: 256 numbers of four bytes."""
 
 
 def _map(path: Path) -> Tokens:
@@ -251,8 +251,8 @@ def _map(path: Path) -> Tokens:
     size = path.stat().st_size
     if not size or size % 2:
         raise ValueError(f"{size} bytes are not a list of uint16 token ids")
-    start = HEADER if size > HEADER and int(np.fromfile(path, "<i4", 1)[0]) == LLM_C else 0
-    return np.memmap(path, "<u2", "r", offset=start)
+    kind = LLM_C.get(tuple(np.fromfile(path, "<i4", 2).tolist())) if size > HEADER else None
+    return np.memmap(path, kind or "<u2", "r", offset=HEADER if kind else 0)
 
 
 def foreign(path: Path) -> TokenFile:

@@ -172,7 +172,7 @@ def read_jsonl(entry: Entry, field: str) -> Iterator[Document]:
 def _text(line: bytes, field: str, where: str) -> str:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PierError(f"{where}: not JSON: {error}", "Each line must be one JSON object in UTF-8.") from error
     if not isinstance(record, dict):
         raise PierError(f"{where}: not a JSON object", "Each line must be one JSON object.")

@@ -83,6 +83,9 @@ class FileTokenizer:
             self._library = Library.from_str(text)
         except Exception as error:  # the library raises nothing narrower
             raise PierError(f"data.tokenizer = {path}: not a tokenizer.json: {error}") from error
+        # transformers saves those of its last call, which would cut and fill up the texts of a run.
+        self._library.no_truncation()
+        self._library.no_padding()
         ids = self._library.get_vocab(with_added_tokens=True)
         self.vocab_size = max(ids.values(), default=-1) + 1
         self.separator = next((ids[name] for name in END_OF_TEXT if name in ids), None)

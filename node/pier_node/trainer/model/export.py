@@ -11,6 +11,7 @@ tokenizer_config.json.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -216,8 +217,10 @@ def _explain(error: ValidationError, form: str) -> str:
     return "; ".join(f"{key} = {each['input']!r}: {each['msg']}" if key else each["msg"] for key, each in problems)
 
 
-def write_tokenizer(tokenizer: str, folder: Path, context: int) -> None:
+def write_tokenizer(tokenizer: str, folder: Path, context: int) -> dict[str, int]:
     """Write the tokenizer's two files. The special tokens and the chat template of a tokenizer.json's folder are kept.
+
+    Returns the ids of the tokens that begin and end a text, as config.json names them, as far as they are known.
 
     Args:
         tokenizer: `bytes`, or the path of the tokenizer.json that the model was trained with.
@@ -240,6 +243,9 @@ def write_tokenizer(tokenizer: str, folder: Path, context: int) -> None:
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2) + "\n")
+    library = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = {f"{key}_id": library.token_to_id(kept[key]) for key in ("bos_token", "eos_token") if key in kept}
+    return {key: id for key, id in ids.items() if id is not None}
 
 
 def _kept(tokenizer: Path) -> dict[str, Any]:
@@ -344,9 +350,10 @@ def exporting(folder: Path, about: Mapping[str, Any], tokenizer: str, context: i
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MARK).write_text(_MARK_TEXT)
-        write_tokenizer(tokenizer, folder, context)
+        ends = write_tokenizer(tokenizer, folder, context)
         yield
-        (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n")
+        unknown = {key: id for key, id in ends.items() if key in about and about[key] is None}
+        (folder / "config.json").write_text(json.dumps({**about, **unknown}, indent=2) + "\n")
     except (OSError, SafetensorError) as error:
         raise PierError(
             f"{folder}: cannot export: {error}", "Choose a folder that has room and can be written."
@@ -375,11 +382,14 @@ def import_weights(folder: Path) -> tuple[ModelSection, Tensor]:
     wanted = {rule.theirs: rule for rule in rules(config)}
     try:
         for name, tensor in stored(folder):
-            layout.store(wanted.pop(name).split(tensor, shapes), flat)
+            if name not in wanted and f"transformer.{name}" in wanted:
+                name = f"transformer.{name}"  # GPT-2 as it was first published
+            if name in wanted or not _FOLLOWS.search(name):
+                layout.store(wanted.pop(name).split(tensor, shapes), flat)
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        raise PierError(f"{folder}: the weights do not fit config.json: {error}", _AGAIN) from error
+        raise PierError(f"{folder}: the weights do not fit config.json: {error}", _DAMAGED) from error
     if wanted:
-        raise PierError(f"{folder}: no weights for {', '.join(wanted)}", _AGAIN)
+        raise PierError(f"{folder}: no weights for {', '.join(wanted)}", _DAMAGED)
     return config, flat
 
 
@@ -388,7 +398,9 @@ def read_config(folder: Path) -> ModelSection:
     return from_config(read_json(folder / "config.json"))
 
 
-_AGAIN = "Write the folder again with: pier-node export"
+_FOLLOWS = re.compile(r"(^|\.)(attn\.bias|attn\.masked_bias|rotary_emb\.inv_freq|lm_head\.weight)$")
+"""Tensors in files of other programs that follow from config.json, or from the embedding if it is tied."""
+_DAMAGED = "Write the folder again (`pier-node export`, or `save_pretrained` of transformers), or download it again."
 
 
 def clear(folder: Path) -> None:
