@@ -1,1 +1,1 @@
-"""Benchmarks: one file a question, each answered by a table against a peer measured in the same run."""
+"""Benchmarks: one file per question, each answered by a table that compares with a peer measured in the same run."""

@@ -1,11 +1,11 @@
-"""How long does a site not train at the boundary of a round, and on what is that time spent?
+"""For how long does a site stop training at the boundary of a round, and what is that time spent on?
 
-`python -m bench.boundary --against CHECKOUT`: one site of a real run trains gpt2-small on a CPU, with few and with many
-inner steps a round, first with this code and then with another checkout's, such as a worktree of an earlier commit.
-bench/boundary_hook measures from within: idle is the time from the end of a round's last inner step to the beginning
-of the next one's first, and each part of it is a call. A round's seconds grow with its steps; what is left at no steps
-is the boundary with what it takes from inner steps: states are written while they are done. Each figure is a median
-over rounds.
+`python -m bench.boundary --against CHECKOUT`: one site of a real run trains gpt2-small on a CPU, with few and with
+many inner steps a round, first with this code and then with another checkout's, such as a worktree of an earlier
+commit. bench/boundary_hook measures from inside the daemon: idle is the time from the end of a round's last inner step
+to the beginning of the next round's first, and each part of it is a call. A round's seconds grow with its steps;
+extrapolated to no steps, what is left is the boundary, including how much it slows inner steps, because states are
+written while they run. Each figure is a median over rounds.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
     python -m bench.chaos [--sites N] [--seconds S] [--mean S] [--algorithm NAME] [--overlap] [--seed N] [--keep FOLDER]
 
-Sites are real `pier-node start` in network namespaces (as root, on Linux), with lines of 100 Mbit/s and 10 ms, and
-workers that train the smallest model, a round a second. At each site faults of all kinds (chaos_faults.py) come at
-random times, `--mean` seconds apart on average, and may overlap: kills of all processes, of the daemon, of a worker,
-freezes, polite stops, cuts, slow lines, full disks, jumps of the clock. In the end all faults are healed.
+Sites are real `pier-node start` in network namespaces (as root, on Linux), with links of 100 Mbit/s and 10 ms, and
+workers that train the smallest model, one round a second. At each site, faults of all kinds (chaos_faults.py) happen
+at random times, `--mean` seconds apart on average, and may overlap: kills of all processes, of the daemon, of a
+worker, freezes, polite stops, cuts, slow links, full disks, jumps of the clock. In the end all faults are healed.
 
-What must hold: no two sites ever committed different bits, or another number of tokens, after the same round; no site
-ended by itself, or with a traceback, or left anything behind; afterwards all sites commit rounds together, with no more
-open files, threads and memory than before. The exit code is 1 if anything does not hold. The longest time without a
-round is reported.
+What must hold: no two sites ever committed different bits, or different token counts, after the same round; no site
+ended on its own, or with a traceback, or left anything behind; afterwards all sites commit rounds together, with no
+more open files, threads and memory than before. The exit code is 1 if anything does not hold. The longest time without
+a round is reported.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""How fast are Pier's codecs, and what do they lose, beside hivemind's?
+"""How fast are Pier's codecs, and how much do they lose, compared with hivemind's?
 
     python -m bench.codecs [--quick] [--json FILE]
 
-Speed: GB/s of fp32, one thread of the pool that the exchange uses, on a chunk of 262,144 Gaussian values; the median of
-many calls. Error: |x - y| / |x| on Gaussian and on heavy-tailed values (Student's t with 3 degrees of freedom), and on
-the pseudo-gradient of a small model. What a codec raises is a result. A speed is left out where nothing is copied, and
-where the code was not written to be fast.
+Speed: GB/s of fp32, one thread of the pool that the exchange uses, on a chunk of 262,144 Gaussian values; the median
+of many calls. Error: |x - y| / |x| on Gaussian and on heavy-tailed values (Student's t with 3 degrees of freedom), and
+on the pseudo-gradient of a small model. An exception that a codec raises is a result. A speed is left out where
+nothing is copied, and where the code was not written to be fast.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How close to the loss of synchronous training, at how many bytes? Methods, codecs and overlap, at equal tokens.
+"""Methods, codecs and overlap at equal tokens: how close to the loss of synchronous training, at how many bytes?
 
-    python -m bench.convergence run [--table NAME] [--budget MINUTES]     what is missing, in order of value
-    python -m bench.convergence cell NAME                                one cell again, compared with its file
-    python -m bench.convergence show [--table NAME] [--plot FILE.png]     tables of the cells that exist
+    python -m bench.convergence run [--table NAME] [--budget MINUTES]     runs missing cells, most valuable first
+    python -m bench.convergence cell NAME                                 runs one cell again, to compare it
+    python -m bench.convergence show [--table NAME] [--plot FILE.png]     prints tables of the cells that exist
 
 Sites are simulated in one process (bench/simulation.py) on the text of the standard library; all methods see the same
 windows. What is compared, and how each method is tuned, is in bench/convergence_grid.py. A cell is a file in

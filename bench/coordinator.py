@@ -3,12 +3,12 @@
     python -m bench.coordinator [--quick] [--sites N] [--json FILE]
 
 Each simulated site has its own key and TLS connection, an open Watch stream, one heartbeat a second and a report of
-three records each 10 s. The page is open in one browser, and Prometheus collects the metrics each 15 s. The coordinator
-is `pier-coordinator start`, its page included, in a process of its own; all sites are in one other process on the same
-machine. An answer's time is taken at the site: from the request to the answer, with whatever the two processes have to
-do before. Sites were let in before (an address may enrol two a second); they register 32 at once, which includes the
-TLS handshake, and is over before the rest is measured. The run has lasted for a while: the database is so full that it
-is compacted in the minute measured.
+three records each 10 s. The page is open in one browser, and Prometheus collects the metrics every 15 s. The
+coordinator is `pier-coordinator start`, its page included, in a process of its own; all sites are in one other process
+on the same machine. Response times are measured at the site, from request to answer, including whatever else delays
+the two processes. Sites have already enrolled (an address may enrol two a second); they register 32 at once, which
+includes the TLS handshake, and this is over before the rest is measured. The run has lasted for a while: the database
+is so full that it is compacted in the minute measured.
 """
 
 from __future__ import annotations

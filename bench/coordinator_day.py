@@ -4,9 +4,9 @@
 
 Time is virtual: a day takes about a quarter of an hour. Sites call the coordinator's methods without a network, once a
 minute: a heartbeat, and a report of six samples, a round and a link, as from a site of a `noloco` run with a round a
-minute. Database, event log, compaction and board are those of `pier-coordinator start`; the page asks once a minute for
-what has changed. Compaction runs in real time, while about a hundred times as much arrives as usual: the database is
-larger here than it would be. At the end the coordinator starts again with what is on the disk.
+minute. Database, event log, compaction and read model are those of `pier-coordinator start`; the page asks once a
+minute for what has changed. Compaction runs in real time, while data arrives about a hundred times as fast as usual,
+so the database is larger here than it would be. At the end the coordinator is restarted from what is on disk.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A line with latency and loss: a thread carries packets between two devices of the kernel, late, and not all of them.
+"""A link with latency and loss: a thread carries packets between two kernel devices, late, and drops some of them.
 
-Many kernels come without netem. Here each end of a line is a TUN or TAP device, whose other end is a file of this
+Many kernels come without netem. Here each end of a link is a TUN or TAP device, whose other end is a file of this
 process.
 """
 

@@ -1,8 +1,8 @@
-"""Predicted bytes of a worker's device against what PyTorch counts: `python -m bench.device_memory`.
+"""Predicted memory of a worker's device, compared with what PyTorch counts: `python -m bench.device_memory`.
 
-One worker of many trains on tensors without memory (FakeTensor), in a process group whose others are not there, while
-PyTorch's MemTracker counts. It counts a CPU's norms, which keep more than a GPU's, so they are replaced by a norm that
-keeps what the fused one of CUDA does.
+One worker of many trains on tensors without storage (FakeTensor), in a process group whose other members do not exist,
+while PyTorch's MemTracker counts. On a CPU, norms keep more for the backward pass than on a GPU, so they are replaced
+by a norm that keeps what CUDA's fused norm does.
 """
 
 from __future__ import annotations

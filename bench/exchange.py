@@ -1,4 +1,4 @@
-"""What an exchange makes of the updates of all sites, codec and error feedback included, without a network.
+"""What an exchange computes from the updates of all sites, codec and error feedback included, without a network.
 
 The same arithmetic as node/pier_node/rounds/reduce.py: everybody uses decoded values, and the error of a mean goes to
 the owner of its chunk. A mean of sparse codes has no error: the codes themselves are passed on.

@@ -1,11 +1,10 @@
-"""Is a site done when its plan says so? What an expert takes besides its training, and what that makes of a plan.
+"""Is a site done when its plan says so? How long an expert takes besides its training, and what that does to a plan.
 
     python -m bench.experts_pace [--steps 60] [--domains topics,numbers,concurrency]
 
-The first expert, of half the steps, tells speed and setup, as the seed's training and `experts.setup_s` do for a plan.
-From these follow the times of all the others, which are trained one after the other as a site does it, by real workers.
-The last one should be done within 10 % of plan, on a site where nothing else runs: the
-load of the machine is shown.
+The first expert, with half the steps, gives speed and setup time, as the seed model's training and `experts.setup_s`
+do for a plan. From these follow the predicted times of all others, which real workers train one after the other, as at
+a site. The last one should be done within 10 % of plan, on a machine where nothing else runs: its load is shown.
 """
 
 from __future__ import annotations

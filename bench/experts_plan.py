@@ -1,9 +1,9 @@
-"""How near to the best is a plan for experts, and how soon is it there? LPT alone, local search, and the exact solver.
+"""How close to optimal is a plan for experts, and how fast is it found? LPT alone, local search, and the exact solver.
 
     python -m bench.experts_plan [--seeds 10] [--seconds 8]
 
 Experts of the paper's three sizes and step counts, drawn at random, on sites of 20 to 120 TFLOP/s. The gap is to the
-lower bound that the planner knows in the end, which the best schedule need not reach.
+planner's final lower bound, which the best schedule need not reach.
 """
 
 from __future__ import annotations

@@ -3,15 +3,15 @@
     python -m bench.goodput [--quick] [--sites N] [--seconds S] [--mean S] [--json FILE]
 
 Sites are real `pier-node start` on loopback, with workers that train the smallest model. So that the two cores are not
-what limits them, **compute is paced**: an inner step is trained, and the rest of 50 ms is slept. Each site is hit by
-faults of its own, 15 s apart on average (a seeded Poisson process): SIGKILL to its daemon, launcher and workers, and
-the same command again at once, as systemd would give it. Goodput is the rate at which tokens get into the committed
-model, over that of the same sites without faults.
+what limits them, **compute is paced**: an inner step is trained, and the rest of 50 ms is slept. Each site has its own
+faults, 15 s apart on average (a seeded Poisson process): SIGKILL to its daemon, launcher and workers; then the same
+command is run again at once, as systemd would do. Goodput is the rate at which tokens get into the committed model,
+relative to that of the same sites without faults.
 
-Two peers go through the same faults. They are Pier too, so that only what they do about a fault differs: one that waits
-for everybody takes no round without all sites (goodput_hook/); one that restarts the whole job does likewise, and each
-fault kills all sites, as when a collective fails. It notices at once, and continues from the last round: more than most
-such jobs do.
+Two other policies go through the same faults. They are Pier too, so that only the reaction to a fault differs. The
+first waits for everybody: it takes no round without all sites (goodput_hook/). The second restarts the whole job: it
+also takes no round without all sites, and each fault kills all of them, as when a collective fails. It notices at
+once, and continues from the last round, which is more than most such jobs do.
 """
 
 from __future__ import annotations

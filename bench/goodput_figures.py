@@ -1,7 +1,7 @@
-"""What bench/goodput.py makes of the sites' commits: pure.
+"""What bench/goodput.py computes from the sites' commits: pure.
 
-Goodput is the rate at which tokens get into the committed model, over that of the same sites without faults. What was
-trained and lost with a site does not count.
+Goodput is the rate at which tokens get into the committed model, relative to that of the same sites without faults.
+What was trained and lost with a site does not count.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""What a GPU does with Pier's own trainer: tokens per second, MFU, memory, and how fast weights come and go.
+"""Pier's own trainer on a GPU: tokens per second, MFU, memory, and how fast weights are published and loaded.
 
     python -m bench.gpu [--presets gpt2-small,llama-1b] [--seconds 20] [--optimizer adamw]
 
-Pier takes turns with a plain loop like nanoGPT's (bench/trainer.py) for GPT-2, and with torchtitan, if it is installed,
-for Llama, where neither model ties its embeddings. All of them are compiled; Pier's steps without the compiler follow.
-The boundary is what a worker does at the end of a round: publish weights and moments to shared memory, and load them.
+For GPT-2, Pier alternates with a plain loop like nanoGPT's (bench/trainer.py). For Llama it alternates with
+torchtitan, if that is installed; neither model ties its embeddings. All are compiled; Pier's steps without the
+compiler follow. The boundary is what a worker does at the end of a round: publish weights and moments to shared
+memory, and load them.
 """
 
 from __future__ import annotations

@@ -2,53 +2,55 @@
 
     python -m bench.hdee --cells FOLDER [--quick] [--seeds 1-3] [--arm auto …] [--installed] [--json FILE] [--plot FILE]
 
-What is not in FOLDER yet is trained; a run that was broken off goes on. Written down before the first cell of it was
-trained (learning rate and lengths were chosen before, with seed 0 and one domain):
+Cells that are not in FOLDER yet are trained; an interrupted run resumes. The following was written down before the
+first cell was trained (learning rate and lengths were chosen before, with seed 0 and one domain):
 
 **Design.** The eight built-in domains (parts of Python's library; held-out documents are in no model's training).
 Models of 3 layers, dim 64, context 128, bytes: S 0.14 M parameters, M 0.21 M, L 0.29 M (FFN 128, 256, 384: S + L cost
 2 M to the FLOP, as the paper's "Small"). For each of three seeds one seed model, S, 600 steps on all domains alike;
 all arms branch from it, M and L by widening. The arms are the planner's own recipes, from n-gram difficulty: MHo-IHo
 (M, 300 steps of 8 x 128 bytes each), MHo-IHe (M; 225, 300 or 375 steps), MHe-IHo (S, M or L; 300 steps), auto. Equal
-cells (domain, size, steps, seed) are trained once. Beside them one dense model that continues from the same seed model
-with all domains in every batch, for the FLOPs of all experts together: M, and, trained last, L. The gate holds: an
+cells (domain, size, steps, seed) are trained once. For comparison, one dense model continues from the same seed model
+with all domains in every batch, for the FLOPs of all experts together: M, and, trained last, L. The gate applies: an
 expert that is refused is replaced by the seed model.
 
 **Compute.** The domain phase of every arm costs the same within 1 %, LM head and attention counted
-(trainer/model/cost.py), over executed steps: 8 x 300 x 1024 x 1.57 MFLOP = 3.9e12 for each arm and seed.
-The seed model is a line of its own.
+(trainer/model/cost.py), over executed steps: 8 x 300 x 1024 x 1.57 MFLOP = 3.9e12 for each arm and seed. The seed
+model is counted separately.
 
-**Measure.** Bits per byte on 200 test rows of 128 bytes of each domain at most, of the default mixture (`decay`, prior
-fitted on 60 rows of the prior split); the domain's own expert alone is shown beside it. A gap is an arm's minus
-MHo-IHo's on the same rows. Its interval (95 %) is a bootstrap over rows of the seeds' mean.
+**Measure.** Bits per byte of the default mixture (`decay`, prior fitted on 60 rows of the prior split) on at most 200
+test rows of 128 bytes per domain; the domain's own expert alone is also shown. A gap is an arm's minus MHo-IHo's on
+the same rows. Its interval (95 %) is a bootstrap over rows of the seeds' mean.
 
 **Hypothesis** (the paper's): the better of MHo-IHe and MHe-IHo beats MHo-IHo on nearly all domains.
 
 **Decision rule.** An arm wins a domain if its interval is below 0 and all three seeds agree in sign, loses it in the
-opposite case, and ties otherwise. Best of two: wins if one of both does with intervals of 97.5 % each (Bonferroni),
-loses if both lose. The hypothesis is supported if best of two wins more domains than it loses by a sign test at 5 %
-(one-sided, without ties); else it is not. The paper's way of counting (lower mean, the better of two, no interval) is
-shown as well; among three equal arms it would come to 2/3 of the domains by luck. The same rule holds for auto and
-dense, each alone. For the mean over domains: better or worse if the interval has no 0 in it and all seeds agree.
+opposite case, and ties otherwise. Best of two wins a domain if either arm does with intervals of 97.5 % each
+(Bonferroni), and loses it if both lose. The hypothesis is supported if best of two wins more domains than it loses by
+a sign test at 5 % (one-sided, without ties); otherwise it is not. The paper's way of counting (lower mean, the better
+of two, no interval) is shown as well; with three equal arms it would give 2/3 of the domains by luck. The same rule
+holds for auto and dense, each alone. The mean over domains is better or worse if its interval excludes 0 and all seeds
+agree.
 
 **Excluded from training.** Every arm, and the seed model, is also scored on eight domains that no model was trained on
 (INSTALLED in hdee_setting.py), by the same mixture and rule, with a prior fitted on rows of their own prior split.
-`--installed` changes roles: those are trained on, and the built-in ones excluded.
+`--installed` swaps the roles: those domains are trained on, and the built-in ones are excluded.
 
 **Private data.** With `--private` the last four of the domains never leave their sites: the seed model and the dense
 ones are trained on the other four alone, the dense ones for the FLOPs of all eight experts. An expert sees its own
-domain, as ever. Arms MHo-IHo, dense M, seed model, by the same rule, for the mean of all eight domains, of the private
-four and of the shared four. Expected: experts win on the private four, by more than they lose on the others. (Owners
-who take part in a dense run with `data.dealt = false` do not move their text either. This is about those who will not
-be in it, or not for as long as it takes.)
+domain, as always. The arms are MHo-IHo, dense M and the seed model, by the same rule, for the mean of all eight
+domains, of the private four and of the shared four. Expected: experts win on the private four by more than they lose
+on the others. (Owners who take part in a dense run with `data.dealt = false` do not move their text either. This is
+about owners who will not take part in it, or not for as long as it takes.)
 
-**Equal time.** Experts need no link, and sites of a dense run wait for theirs. `--dense-share 0.378` gives the dense
-models that part of the compute: what two sites over 20 Mbit/s trained of their time, with int4 and overlap at H = 128
-(docs/results.md, sites on slow links). Arms MHo-IHo, auto, dense M; the rule is that of dense above.
+**Equal time.** Experts need no link, whereas sites of a dense run wait for theirs. `--dense-share 0.378` gives the
+dense models that share of the compute: the share of their time that two sites over 20 Mbit/s trained, with int4 and
+overlap at H = 128 (docs/results.md, sites on slow links). The arms are MHo-IHo, auto and dense M; the rule is that of
+dense above.
 
-**Sizes permuted** (as a control): for the domains where size pays least, middling and most as
-estimated, all six ways of giving them S, M and L; own experts, 300 steps. Wanted: the way in the order of the estimate
-is within 1 % of the best in mean bits per byte, and better than the mean of six.
+**Sizes permuted** (as a control): for the domains where, by the estimate, size pays least, middling and most, all six
+ways of giving them S, M and L; own experts, 300 steps. The goal: the assignment in the order of the estimate is within
+1 % of the best in mean bits per byte, and better than the mean of the six.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From the cells of bench/hdee.py to what they say: every arm's scores, gaps and verdicts, ready for JSON."""
+"""Turns the cells of bench/hdee.py into every arm's scores, gaps and verdicts, ready for JSON."""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
     python -m bench.hdee_sizes --cells FOLDER [--times 1] [--seeds 1-3] [--sizes SM]
 
-Three arms that differ in nothing but the size of all their experts, S, M or L, and in the steps that this size can have
-for the FLOPs of M with 300 times `--times` steps. The models are smaller than in bench/hdee.py (0.01 M parameters),
-so that they can see many tokens for each parameter. What `auto` chooses rests on it: see docs/results.md.
+The three arms differ only in the size of all their experts, S, M or L, and in the number of steps that this size can
+have for the FLOPs of M with 300 times `--times` steps. The models are smaller than in bench/hdee.py (0.01 M
+parameters), so that they can see many tokens per parameter. The choice of `auto` is based on this: see
+docs/results.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""How hivemind's peers of a bench find each other: a DHT on loopback, whose first peer writes down where it is."""
+"""How hivemind's peers in a bench find each other: a DHT on loopback, whose first peer writes its address to a
+file."""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
     python -m bench.hivemind_fork [--quick] [--json FILE]
 
-hivemind: three DecentralizedAverager peers average a tensor; one and all that it started get SIGKILL a part of the
-usual time into the all-reduce. Pier: three daemons train; one kills itself with SIGKILL in the middle of a round's
-exchange (--fail-at). Then the two survivors' weights are compared, bit by bit. All peers are processes of this machine.
+hivemind: three DecentralizedAverager peers average a tensor; one, with all processes that it started, gets SIGKILL
+partway through the usual time of the all-reduce. Pier: three daemons train; one kills itself with SIGKILL in the
+middle of a round's exchange (--fail-at). Then the two survivors' weights are compared, bit by bit. All peers are
+processes on this machine.
 """
 
 from __future__ import annotations

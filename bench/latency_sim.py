@@ -1,10 +1,10 @@
-"""What does it cost that all wait for all? NoLoCo's pairs against DiLoCo's all-reduce, by simulation.
+"""What does it cost if all sites wait for all others? NoLoCo's pairs against DiLoCo's all-reduce, by simulation.
 
     python -m bench.latency_sim [--quick] [--json FILE] [--plot FILE.png]
 
-The first two tables are those of the paper (arXiv 2506.10911, Fig. 5), which leave bytes
-out. The third adds them: every site has one line of the same bandwidth each way, an all-reduce is bandwidth-bound
-(2P(N − 1)/N, pipelined), a pair swaps P both ways at once, and steps take as unequally long as in the second table.
+The first two tables are those of the paper (arXiv 2506.10911, Fig. 5), which ignore the time to send bytes. The third
+adds it: every site has one link with the same bandwidth each way, an all-reduce is bandwidth-bound (2P(N − 1)/N,
+pipelined), a pair swaps P both ways at once, and step times vary as in the second table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """How long the event loop of a daemon stands still while a model of some size goes through rounds.
 
-Two sites in this process, over loopback, without TLS and without a disk. A task of the same loop sleeps for a
-millisecond at a time; the longest time that it did not get its turn is the stall. A peer is taken for silent after 5 s.
+Two sites in this process, over loopback, without TLS and without a disk. A task in the same loop sleeps for a
+millisecond at a time; the longest time for which it did not get its turn is the stall. A peer counts as silent after 5
+s.
 
     python -m bench.loop_stall --megabytes 200
 """

@@ -1,12 +1,12 @@
-"""One model made of experts, beside the ensemble that they are: bits per byte, and tokens per second.
+"""One model merged from experts, compared with the ensemble of the same experts: bits per byte, and tokens per second.
 
     python -m bench.merging --cells FOLDER [--seeds 4-6] [--quick] [--json FILE]
 
-The experts are those of bench/hdee.py's arm `auto`: eight built-in domains, S, 417 steps each from one seed model. What
-is not in FOLDER yet is trained. Bits per byte are means over the domains, on 200 test rows of each that nobody was
-trained on. What is trained after the merge sees one window of every domain at a step, from the experts' own texts; the
-mean of the experts' weights is trained alike beside it. `dense` is one model that continues from the same seed model
-with all domains, for the FLOPs of all experts together.
+The experts are those of bench/hdee.py's arm `auto`: eight built-in domains, S, 417 steps each from one seed model.
+Cells that are not in FOLDER yet are trained. Bits per byte are means over the domains, on 200 test rows of each that
+no expert was trained on. Training after the merge sees one window of every domain per step, from the experts' own
+texts; the mean of the experts' weights is trained in the same way for comparison. `dense` is one model that continues
+from the same seed model with all domains, for the FLOPs of all experts together.
 """
 
 from __future__ import annotations

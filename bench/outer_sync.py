@@ -2,9 +2,9 @@
 
     python -m bench.outer_sync [--quick] [--system NAME]... [--json FILE] [--links]
 
-Each peer is a process; they meet on loopback. Every system averages the same vectors, turn and turn about, and the
-slowest peer's time counts. MB/s are bytes of the vector over that time. Processor seconds are user and system, of all
-peers together; a GB is one of fp32 values that a peer sends to another, and N peers send 2(N - 1) vectors.
+Each peer is a process; they meet on loopback. The systems take turns averaging the same vectors, and the slowest
+peer's time counts. MB/s are bytes of the vector over that time. Processor seconds are user and system, of all peers
+together; a GB is one of fp32 values that a peer sends to another, and N peers send 2(N - 1) vectors.
 
 --links adds two peers in network namespaces joined by links of 50 and 200 Mbit/s (tc tbf; needs root): there each peer
 sends exactly one vector's bytes, so that the share of the link is 8·bytes / (time · rate).

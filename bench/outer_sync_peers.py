@@ -1,8 +1,8 @@
 """The peers of bench/outer_sync.py: each averages a vector with the others, `reps` times, in its own process.
 
 Every peer function is called as peer(task, gate, report): `gate` is a barrier of all peers, passed right before each
-measured exchange; `report` takes what each cost this peer. Processor seconds are those of the peer's process, all its
-threads, and the processes that it has started, user and system.
+measured exchange; `report` receives what each exchange cost this peer. Processor seconds, user and system, are those
+of the peer's process, all its threads, and the processes that it has started.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""How good are SkipPipe's plans, and how long do they take to find, beside the reference's and the best known?
+"""How good are Pier's plans for SkipPipe, and how long do they take to find, compared with the reference's and the
+best known?
 
     python -m bench.paths [--quick] [--json FILE] [--only NAME] [--hundred SECONDS]
 

@@ -1,20 +1,21 @@
-"""Is an iteration of a pipeline as long as its planner says? And how much of its speed do slow links leave?
+"""Does an iteration of a pipeline take as long as its planner says? And how much of a pipeline's speed do slow links
+leave?
 
     python -m bench.pipeline [--quick] [--sites N] [--policy NAME] [--json FILE]        (root; Debian: iproute2)
     python -m bench.pipeline --link [--quick] [--json FILE]
 
 Real `pier-node start` daemons with four stages, each in a network namespace with an uplink of 20 to 50 Mbit/s, 5 ms
-from the sites of its region and 30 ms from the others (star.py). An activation has 0.8 MB. **Compute is paced**: six to
-nine sites share two cores here, so a task is done, and then the rest of 0.25 s (forward), 0.5 s (backward) or 0.08 s
-(loss) is slept (pipeline_hook/). Links are then about as busy as sites.
+from the sites of its region and 30 ms from the others (star.py). An activation has 0.8 MB. **Compute is paced**: six
+to nine sites share two cores here, so a task is computed, and the rest of its 0.25 s (forward), 0.5 s (backward) or
+0.08 s (loss) is slept (pipeline_hook/). Links are then about as busy as sites.
 
 What is predicted is the makespan of the plan that was executed, in the planner's simulator, with the times that the
-sites had told of before: each planner leaves both in its folder. What is measured is the time from the first site's
+sites had reported before: each planner leaves both in its folder. What is measured is the time from the first site's
 start to the end of the last task. What an iteration takes beyond that is not in the planner's problem, and is shown
 beside it. The first iterations are left out: nothing is measured before them.
 
 With --link: four sites with 80 Mbit/s and a round trip of 80 ms between any two, a full pipeline, with each codec; and
-the same sites without limits. What counts is the whole iteration, with the step and the round that decides about it.
+the same sites without limits. The whole iteration is measured, with the step and the round that decides about it.
 """
 
 from __future__ import annotations

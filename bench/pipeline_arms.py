@@ -1,5 +1,5 @@
-"""The arms of bench/pipeline_convergence.py: what [pipeline] says in each; `total_steps` is of [inner], and
-`full_passes` of the simulation."""
+"""The arms of bench/pipeline_convergence.py: the [pipeline] settings of each; `total_steps` belongs to [inner], and
+`full_passes` to the simulation."""
 
 from __future__ import annotations
 

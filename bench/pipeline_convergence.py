@@ -1,13 +1,14 @@
-"""What do skipped stages and coarser activations cost in loss, and what do they buy? Arms at equal tokens; omission.
+"""What do skipped stages and coarser activations cost in loss, and what do they gain? Arms at equal tokens; then
+stages left out.
 
     python -m bench.pipeline_convergence [--quick] [--folder FOLDER] [--plot FILE.png] [--show]
 
 One model is trained as a pipeline whose microbatches visit all stages, or three quarters, two thirds or half of them,
-in order or with a swap in each path that the planner wants one in (arXiv 2502.19913). All
-see the same windows. Then stages are left out of each model: any quarter, third or half of them, and the last ones.
-Other arms send activations and gradients in fewer bits, or are full pipelines that train for fewer steps: what a run
-that skips has to beat in the same time, or with the same work. bench/pipeline_arms.py lists all arms.
-A cell, an arm with a seed, is a file in the folder, and is not computed again: the command can be stopped and repeated.
+in order, or with a swap in each path where the planner wants one (arXiv 2502.19913). All see the same windows. Then
+stages are left out of each model: any quarter, third or half of them, and the last ones. Other arms send activations
+and gradients in fewer bits, or are full pipelines that train for fewer steps: the ones that a skipping run has to beat
+in the same time, or with the same work. bench/pipeline_arms.py lists all arms. A cell, an arm with a seed, is a file
+in the folder, and is not computed again: the command can be stopped and repeated.
 """
 
 from __future__ import annotations

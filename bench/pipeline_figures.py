@@ -1,4 +1,4 @@
-"""What bench/pipeline.py makes of the sites' events and the planner's paths: pure.
+"""What bench/pipeline.py computes from the sites' events and the planner's paths: pure.
 
 All sites of an iteration have the same clock. The time from the first site's start to the end is cut where the last
 site was done with a part of it: so the parts add up to the whole.

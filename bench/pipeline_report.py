@@ -1,4 +1,4 @@
-"""What the cells of bench/pipeline_convergence.py say: tables, which docs/results.md takes as they are, and a plot."""
+"""Reports the cells of bench/pipeline_convergence.py: tables, which docs/results.md contains unchanged, and a plot."""
 
 from __future__ import annotations
 

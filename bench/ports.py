@@ -1,7 +1,7 @@
-"""Ports of this machine for programs that are started again at the same address.
+"""Ports on this machine for programs that are restarted at the same address.
 
-They lie below those that Linux gives to outgoing connections, one of which would otherwise hold the port of a program
-that is down for a moment.
+They are below those that Linux assigns to outgoing connections, which could otherwise take the port of a program that
+is down for a moment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What `pier.join` costs a program: the same loop with Pier, one site at H = 50, and without.
 
 `python -m bench.program --rounds 60`: two copies of one model train in one process and take turns, a round of inner
-steps each, first the one, then the other. Whatever else the machine does meets both alike, and each pair of turns gives
-a ratio of their speeds. It prints the median of these ratios with its quartiles, and what a round costs in ms.
+steps each, first the one, then the other. Other load on the machine affects both alike, and each pair of turns gives a
+ratio of their speeds. It prints the median of these ratios with its quartiles, and what a round costs in ms.
 
 The outer step is the identity (DiLoCo with lr 1 and no momentum), so both end with the same bits: the largest
 difference of a weight is printed too.

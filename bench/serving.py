@@ -1,9 +1,10 @@
-"""What does a token of an ensemble cost, with all experts and with the likeliest one, with keys and values kept or not?
+"""What does a token of an ensemble cost, with all experts and with the likeliest one, with and without a cache of keys
+and values?
 
     python -m bench.serving [--preset llama-30m] [--experts 3] [--tokens 50]
 
-Over HTTP, as a client would ask. Weights are random: what they say does not matter here. Beside it, one such expert
-alone that computes its whole window for every token, as `pier-node generate` does.
+Over HTTP, as a client would ask. Weights are random: what they say does not matter here. For comparison, one such
+expert alone computes its whole window for every token, as `pier-node generate` does.
 """
 
 from __future__ import annotations

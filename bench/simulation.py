@@ -1,9 +1,9 @@
 """All sites of a run in one process: Pier's own schedule, outer step and model, without daemons and without a network.
 
 Synchronous steps are taken once, on the rows of all sites together: every site would take the same one. Sites then
-part with copies of the weights, and after a synchronous start of AdamW's moments (arXiv 2511.17849). Codecs, overlap
-and fragments are those of the node: the same unsent pseudo-gradients, offered and taken at the same times. In a run of
-pairs (NoLoCo) each site has an anchor and a momentum of its own.
+separate with copies of the weights and, after a synchronous start, of AdamW's moments (arXiv 2511.17849). Codecs,
+overlap and fragments are those of the node: the same unsent pseudo-gradients, offered and taken at the same times. In
+a run of pairs (NoLoCo) each site has an anchor and a momentum of its own.
 
 Sites that are apart are computed in one batch: every parameter is a stack, [sites, ...], and a layer is one batched
 product. That takes about three quarters of the time of one site after the other.

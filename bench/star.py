@@ -1,7 +1,7 @@
-"""Sites around a router, each in a network namespace: an uplink of a rate of its own, and a latency for each pair.
+"""Sites around a router, each in a network namespace: each has its own uplink rate, and each pair its own latency.
 
-The rate is `tc tbf`'s at what a site sends; the router is a thread of this process that delivers each packet when it is
-due (delay_line.py). Downlinks have no rate.
+`tc tbf` limits what a site sends; the router is a thread of this process that delivers each packet when it is due
+(delay_line.py). Downlinks are not limited.
 """
 
 from __future__ import annotations

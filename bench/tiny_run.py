@@ -1,4 +1,4 @@
-"""What is trained by benches that are about what sites do, not about what they learn.
+"""What benches train that are about what sites do, not about what they learn.
 
 Text that every machine has; nothing is validated on the way.
 """

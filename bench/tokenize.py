@@ -1,11 +1,10 @@
-"""How fast Pier tokenizes a corpus, against the `tokenizers` library alone, turn by turn on the same cores.
+"""How fast Pier tokenizes a corpus, compared with the `tokenizers` library alone, alternating on the same cores.
 
     python -m bench.tokenize
 
-`tokenizers` encodes texts that are in memory already, on all cores by its own threads, and its ids are thrown away.
+`tokenizers` encodes texts that are already in memory, on all cores with its own threads, and its ids are discarded.
 Pier reads the same texts from a file, decides which site trains on them, encodes, and writes shards that survive a
-power cut.
-The tokenizer is a byte-level BPE that is trained here; the text is the standard library's, several times.
+power cut. The tokenizer is a byte-level BPE that is trained here; the text is the standard library's, several times.
 """
 
 from __future__ import annotations

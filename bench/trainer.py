@@ -5,8 +5,8 @@
 Both train the same GPT-2 with the same AdamW and the same batches of the same text. Pier's side is what a worker does
 in an inner step: its rows from the corpus, their gradient, clipping, the learning rate's schedule and the step. The
 other side is what a person writes in an afternoon (Karpathy's nanoGPT, whose attention has one matrix for query, key
-and value). The ratio is the median over pairs of turns, so a machine that is busy at times does not decide; CPU seconds
-are given beside those of the clock.
+and value). The ratio is the median over pairs of turns, so that load that comes and goes does not decide it; CPU
+seconds are given as well as elapsed ones.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How much of its time does a site compute, and what does it send, when sites are joined by slow links?
+"""What share of its time does a site compute, and what does it send, when sites are joined by slow links?
 
     python -m bench.wan [--quick] [--json FILE] [--plot FILE.png]          (root; Debian: iproute2)
 
-Two sites in network namespaces, joined by a link of a rate and a latency (wan_link.py), run the real loop over the gRPC
-carrier with TLS. **Compute is synthetic**: an inner step is a sleep of as long as one took in the public measurement
-that the table compares with (wan_grid.py). Nothing is written to the disk but the journals. The first rounds are left
-out; utilisation is compute time over wall time at the slower site, Mbit/s the payload that a site sends over wall time.
-Last: how much of a link with latency one exchange fills (wan_fill.py).
+Two sites in network namespaces, joined by a link with a given rate and latency (wan_link.py), run the real loop over
+the gRPC carrier with TLS. **Compute is synthetic**: an inner step is a sleep for as long as a step took in the public
+measurement that the table compares with (wan_grid.py). Only the journals are written to disk. The first rounds are
+left out; utilisation is compute time over wall time at the slower site, Mbit/s the payload that a site sends over wall
+time. Last: how much of a link with latency one exchange fills (wan_fill.py).
 """
 
 from __future__ import annotations

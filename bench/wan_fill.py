@@ -1,7 +1,8 @@
 """Does one exchange fill a link with latency? Two peers average a vector over the carrier with TLS, without a codec.
 
-Only the exchange counts, as in bench/outer_sync.py: no vote, no outer step. Each peer sends as many bytes as the vector
-has, so that the share of the link is 8·bytes / (time · rate), TCP's and TLS's own bytes and slow start left to it.
+Only the exchange counts, as in bench/outer_sync.py: no vote, no outer step. Each peer sends as many bytes as the
+vector has, so the share of the link is 8·bytes / (time · rate). The bytes of TCP and TLS, and slow start, count
+against it.
 """
 
 from __future__ import annotations

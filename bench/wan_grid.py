@@ -1,4 +1,4 @@
-"""The grid of bench/wan.py: its methods and rates, what a cell should come to, and the public figures beside it.
+"""The grid of bench/wan.py: its methods and rates, what a cell should reach, and the public figures to compare with.
 
 u = c / (c + x) without overlap, c / max(c, x) with it: c seconds of compute a round, x seconds of exchange, both ways
 at once. Two sites that average P values send P each: 2·P·(n − 1)/n by reduce-scatter and all-gather, P by a swap.

@@ -1,8 +1,8 @@
 """A link like the internet between two network namespaces: rate by `tc tbf`, latency by a delay line in this process.
 
 Each namespace has one end of a TUN device whose other end is a file here (delay_line.py). Packets are as large as TCP
-hands them down (segmentation offload), so that a Gbit/s each way takes a fraction of a core, where vde_switch and
-wirefilter end at 165 Mbit/s.
+hands them down (segmentation offload), so that a Gbit/s each way takes a fraction of a core, whereas vde_switch and
+wirefilter top out at 165 Mbit/s.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A site of bench/wan.py, in its own process: the real loop, rounds, roster and carrier (TLS); its compute is a sleep.
 
-It says where it is as each round's inner steps begin, and runs until it is killed.
+It reports its progress as each round's inner steps begin, and runs until it is killed.
 """
 
 from __future__ import annotations
