@@ -324,6 +324,15 @@ def test_a_flood_of_ballots_takes_no_more_memory_and_drops_the_oldest() -> None:
     assert book.of(ballot(999)) == {"a": vote("a", 999)}
 
 
+def test_the_first_vote_of_a_node_in_a_ballot_counts() -> None:
+    """A later one with another plan convicts nobody, and would spoil the link."""
+    book, later = VoteBook(), vote("a")
+    later.plan = b"q" * 32
+    for it in (vote("a"), later):
+        book.count(it, signed(it), "ab")
+    assert book.signed(BALLOT, "a") == [signed(vote("a"))]
+
+
 def test_a_flood_pushes_out_nobody_elses_vote() -> None:
     """A liar's votes for ballots to come must not evict the vote that an attempt waits for."""
     book = VoteBook()

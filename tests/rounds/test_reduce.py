@@ -184,6 +184,26 @@ def test_a_member_that_falls_silent_is_named_after_the_silence() -> None:
     assert SILENCE <= seconds < SILENCE + 1
 
 
+def test_a_member_that_never_acknowledges_what_it_was_sent_is_named() -> None:
+    """c takes and sends everything, but leaves the streams of the others open."""
+
+    async def main() -> tuple[Suspicion | None, float]:
+        exchange = Exchange(vectors("ac", 12))
+        part = exchange.parts["c"]
+
+        async def hold(sender: str, chunks: AsyncIterator[Chunk]) -> None:
+            await part.take(sender, await anext(chunks), chunks)
+            await asyncio.Event().wait()
+
+        exchange.carriers["c"].serve_push(hold)
+        return await exchange.outcome("a"), asyncio.get_running_loop().time()
+
+    suspicion, seconds = run(main())
+    assert suspicion
+    assert (suspicion.node, suspicion.reason) == ("c", "took nothing of what we sent for 60 s")
+    assert 2 * SILENCE <= seconds < 2 * SILENCE + 1
+
+
 def test_a_slow_member_is_waited_for_as_long_as_it_says_something() -> None:
     """c is stopped before each of its chunks for almost as long as others put up with."""
 

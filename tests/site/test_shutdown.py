@@ -249,3 +249,19 @@ async def test_a_handover_is_taken_once_though_later_ones_are_shown_with_it(netw
             continue
         assert await leave.hand_to(heir, rounds)
     assert [sites[name].votes for name in NAMES] == [set(), set(), {"a", "b", "c"}]
+
+
+@in_virtual_time
+async def test_an_heir_takes_no_more_than_it_can_announce(network: Network, folder: Path) -> None:
+    """Or else its own announcements would be refused, and its votes lost."""
+    sites = await members(network, folder)
+    b = PlainStatements("b")
+    own = [b.seal(Handover(node="b", heir="a", round=0, base=b"s" * 32, votes=["b"], number=it)) for it in range(40)]
+    await sites["b"].rounds.promises.take(0, ["b"], own)
+    await sites["a"].leave.leave()
+    assert sites["c"].votes == {"a", "c"}
+    call = sites["a"].carrier.call
+    base = sites["b"].rounds.base
+    gift = PlainStatements("a").seal(Handover(node="a", heir="b", round=0, base=base, votes=["a"], number=1))
+    with pytest.raises(PeerRefused, match="could not name all of these handovers"):
+        await call("b", LEAVE, LeaveRequest(node="a", handovers=[gift, *own]), 1.0)

@@ -242,6 +242,26 @@ def test_a_stop_while_a_checkpoint_is_saved_loses_nothing() -> None:
     assert (last.state.round, last.state.ledger[ME], last.tokens, last.pending_tokens) == (1, 40, 80, (40,))
 
 
+def test_a_stop_while_a_round_waits_for_others_keeps_the_inner_steps_done_meanwhile() -> None:
+    site = Site(overlapping(3), Rounds(begin()))
+
+    async def wait(_update: Update, _advance: Callable[..., OuterState]) -> OuterState:
+        return await asyncio.Future()
+
+    site.rounds.commit = wait  # type: ignore[method-assign, assignment]
+
+    async def scene() -> None:
+        work = asyncio.create_task(site.work())
+        await asyncio.sleep(5.0)  # two rounds' inner steps take 2 s
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    run(scene())
+    last = site.training.snapshot()
+    assert (last.inner_step, last.tokens, last.pending_tokens) == (8, 80, (80,))
+
+
 def test_the_next_inner_steps_are_done_while_a_checkpoint_is_saved() -> None:
     site = Site(local(3), Rounds(begin(), "out"))
     seen: list[tuple[int, int, bool]] = []

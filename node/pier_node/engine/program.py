@@ -579,8 +579,6 @@ class Program:
             raise PierError(
                 f"it speaks version {attach.version}, this daemon {messages.VERSION}: install one version of Pier"
             )
-        if self.attach is not None and attach.tensors != self.attach.tensors:
-            raise PierError("it came back with another model")
         if self._process is not None:  # it may have been started again before the end of the last one was seen here
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._hearing.until(lambda: self._writer is None), FOLLOW_SECONDS)
@@ -589,6 +587,8 @@ class Program:
             writer.write(messages.encode(messages.Failed("another program is attached to this daemon already", more)))
             writer.close()
             return
+        if self.attach is not None and attach.tensors != self.attach.tensors:
+            raise PierError("it came back with another model")
         self._writer, self._placed, self._ready = writer, False, False
         if self._moments.torn:
             log.error("a worker died while it was writing AdamW's moments: they are restored, or begin at zero")

@@ -23,7 +23,7 @@ import numpy as np
 
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import Buffer, Vector
-from pier_node.base.tasks import cancel_and_wait, first_of
+from pier_node.base.tasks import cancel_and_wait, first_of, run_to_end
 from pier_node.outer.codec import BadCode, Codec
 from pier_node.outer.mean import Values, norm_limit
 from pier_node.outer.state import OuterState
@@ -227,8 +227,11 @@ class Swap:
         return data, decoded
 
     async def _work(self, work: Callable[[], T]) -> T:
-        """Run codecs in a thread, as they take long enough for it; a copy does not."""
-        return await asyncio.to_thread(work) if self._codec.lossy else work()
+        """Run codecs in a thread, as they take long enough for it; a copy does not.
+
+        It is finished even if the meeting ends: what it writes to is the next meeting's.
+        """
+        return await run_to_end(asyncio.to_thread(work)) if self._codec.lossy else work()
 
 
 HELD = 2

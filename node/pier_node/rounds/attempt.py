@@ -79,7 +79,7 @@ class VoteBook:
             del self._votes[strangers.pop()]
         votes = self._votes.setdefault(vote.node, {})
         against = [its for earlier, its in votes.values() if contradict(earlier, vote)]
-        votes[order(vote.ballot)] = vote, signed
+        votes.setdefault(order(vote.ballot), (vote, signed))  # the first counts: a link may rest on it already
         if len(votes) > self.EACH:
             del votes[min(votes)]
         return pb.DoubleVote(one=against[0], other=signed) if against else None
@@ -173,7 +173,7 @@ class Attempt:
         self, tools: Tools, state: OuterState, promises: Promises, proposal: pb.Proposal, mine: pb.Ready
     ) -> None:
         self._tools, self._state, self._promises, self._proposal = tools, state, promises, proposal
-        self.ballot, self._mine = proposal.ballot, mine
+        self.round, self.ballot, self._mine = proposal.round, proposal.ballot, mine
         self.began = asyncio.get_running_loop().time()
         self.group = tuple(share.node for share in proposal.shares)
         claims = {share.node: share.tokens for share in proposal.shares}
@@ -351,10 +351,10 @@ class Attempt:
         told = {signed.node: statements.read(pb.Ready, signed) for signed in self._proposal.readies}
         if forgetful := [node for node in self.group if not remembers(votes[node], told[node])]:
             raise Suspicion(forgetful[0], "its vote and its announcement name different earlier votes")
+        self._votes = tools.votes.signed(self.ballot, self.group)  # later votes of a liar may push them out of the book
 
     def _link(self, shadow: OuterState) -> pb.Link:
         """The link: the votes of all members, as proof for others."""
-        votes = self._tools.votes.signed(self.ballot, self.group)
         read = self._tools.statements.read
         announced = [read(pb.Ready, it) for it in self._proposal.readies]
         signed = {it.statement: it for ready in announced for it in ready.handovers}
@@ -367,7 +367,7 @@ class Attempt:
             base=self._mine.base,
             ballot=self.ballot,
             members=shadow.members,
-            votes=votes,
+            votes=self._votes,
             handovers=[signed[name] for name, it in told.items() if it in few],
         )
 
@@ -437,4 +437,5 @@ class Streams:
 
     def _current(self, first: Chunk) -> Reduction | None:
         attempt = self._attempt()
-        return attempt.reduction if attempt and attempt.ballot == first.ballot else None
+        here = attempt is not None and (attempt.round, attempt.ballot) == (first.round, first.ballot)
+        return attempt.reduction if attempt and here else None

@@ -198,7 +198,7 @@ class Promises:
     async def give(self, heir: str) -> frozenset[str]:
         """Give all our votes to the heir; return those that it may have now. Raises PierError."""
         votes = self.votes
-        if self.lost or self.now.engaged:  # an heir would not know what binds them
+        if not votes or self.now.engaged:  # an heir would not know what binds them
             return frozenset()
         await self._change(lambda now: now if now.engaged else now.giving(heir))
         return votes - self.now.votes

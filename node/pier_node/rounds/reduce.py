@@ -23,6 +23,7 @@ still sends to members other than the slowest, its uplink is the limit.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -140,15 +141,35 @@ class Meter:
         return self._total / elapsed if elapsed > 0 else 0.0
 
 
-async def send(carrier: Carrier, node: str, chunks: AsyncGenerator[Chunk]) -> None:
-    """Send the whole stream and close it in any case. Raises Suspicion, of NOBODY if the member refused the stream."""
+async def send(carrier: Carrier, node: str, chunks: AsyncGenerator[Chunk], patience: float = math.inf) -> None:
+    """Send the whole stream and close it in any case.
+
+    Args:
+        patience: seconds in which the member must take a chunk, and acknowledge the last.
+
+    Raises:
+        Suspicion: of NOBODY if the member refused the stream.
+    """
     async with aclosing(chunks):
         try:
-            await carrier.push(node, chunks)
+            async with asyncio.timeout(None) as limit:
+                await carrier.push(node, _in_time(chunks, limit, patience))
+        except TimeoutError as error:
+            raise Suspicion(node, f"took nothing of what we sent for {patience:.0f} s", mute=True) from error
         except PeerRefused as refused:
             raise Suspicion(NOBODY, f"{node} refused what we sent: {refused.reason}") from refused
         except PeerLost as lost:
             raise Suspicion(node, lost.reason) from lost
+
+
+async def _in_time(chunks: AsyncGenerator[Chunk], limit: asyncio.Timeout, patience: float) -> AsyncGenerator[Chunk]:
+    """The chunks; time counts while the member has one to take, not while the next is being made."""
+    clock = asyncio.get_running_loop().time
+    async for chunk in chunks:
+        limit.reschedule(clock() + patience)
+        yield chunk
+        limit.reschedule(None)
+    limit.reschedule(clock() + patience)
 
 
 WINDOW = 4
@@ -235,8 +256,9 @@ class Reduction:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._reduce())
             for share in self._others:
-                tasks.create_task(send(self._carrier, share.node, self._scatter_to(share)))
-                tasks.create_task(send(self._carrier, share.node, self._gather_to()))
+                # A member may have to wait for a third one before it takes more, so it gets twice the silence.
+                tasks.create_task(send(self._carrier, share.node, self._scatter_to(share), 2 * self._plan.silence))
+                tasks.create_task(send(self._carrier, share.node, self._gather_to(), 2 * self._plan.silence))
                 tasks.create_task(self._await_shard(share))
 
     async def take(self, sender: str, first: Chunk, rest: AsyncIterator[Chunk]) -> None:

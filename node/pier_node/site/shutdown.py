@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 
 from pier_node.base.errors import PierError
@@ -22,11 +23,14 @@ from pier_node.outer.schedule import total_rounds
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.quorum import received
 from pier_node.rounds.roster import Roster
+from pier_node.wire.bounds import MOST_HANDOVERS, STATEMENT
 from pier_node.wire.carrier import LEAVE, BadMessage, Carrier, PeerLost
-from pier_proto.v1.peer_pb2 import Ack, Handover, LeaveRequest, Phase, Pulse
+from pier_proto.v1.peer_pb2 import Ack, Handover, LeaveRequest, Phase, Pulse, Signed
 
 TIMEOUT = 5.0
 """Seconds that a peer may take to answer a goodbye."""
+HEIR_SECONDS = 3 * TIMEOUT
+"""Seconds for finding a peer that takes this site's votes: its own line may be cut."""
 
 log = logging.getLogger(__name__)
 
@@ -47,14 +51,18 @@ class Leave:
         """Hand all votes to the first live peer that accepts them, and tell the others not to wait for this site."""
         self._leaving = True
         others = [node for node in self._roster.participants() if node != self._carrier.node]
-        for heir in others:
-            if self._rounds is None or await self.hand_to(heir, self._rounds):
-                break
-        for node in others:
-            try:
-                await self._carrier.call(node, LEAVE, LeaveRequest(node=self._carrier.node), TIMEOUT)
-            except PeerLost as lost:
-                log.info("could not say goodbye to %s: %s", node, lost.reason)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HEIR_SECONDS):
+                for heir in others:
+                    if self._rounds is None or await self.hand_to(heir, self._rounds):
+                        break
+        await asyncio.gather(*map(self._goodbye, others))
+
+    async def _goodbye(self, node: str) -> None:
+        try:
+            await self._carrier.call(node, LEAVE, LeaveRequest(node=self._carrier.node), TIMEOUT)
+        except PeerLost as lost:
+            log.info("could not say goodbye to %s: %s", node, lost.reason)
 
     async def hand_to(self, heir: str, rounds: Rounds) -> bool:
         """Hand all votes to an heir. Returns whether the search for an heir is over.
@@ -84,6 +92,8 @@ class Leave:
                 raise BadMessage("it is stopping itself")
             if request.asks != rounds.base or sender not in state.members or rounds.promises.lost:
                 raise BadMessage(f"it is at round {state.round}, and has other members")
+            if not _fit(rounds.handovers(), 0.5):
+                raise BadMessage("it has taken the votes of as many sites as its announcements can name")
             return Ack()
         if rounds and request.handovers:
             await self._inherit(sender, request, rounds)
@@ -103,6 +113,8 @@ class Leave:
         _, written = max(gifts)
         if rounds.promises.has_taken(written):
             return
+        if not _fit([*rounds.handovers(), *request.handovers], 1):
+            raise BadMessage("its announcements could not name all of these handovers")
         votes = received(told.values(), told[written])
         try:
             await rounds.take_votes(state.round, votes, request.handovers)
@@ -110,6 +122,12 @@ class Leave:
             raise BadMessage(f"it is at round {rounds.state.round}: {error}") from error
         except PierError as error:
             raise BadMessage(f"it cannot write them down: {error.problem}") from error
+
+
+def _fit(handovers: Sequence[Signed], part: float) -> bool:
+    """Whether these, and one of this site's own, take up at most that part of what an announcement can have."""
+    size = sum(it.ByteSize() for it in handovers)
+    return len(handovers) < part * MOST_HANDOVERS and size <= part * STATEMENT / 2
 
 
 UNFINISHED_SECONDS = 120.0

@@ -168,9 +168,12 @@ class Training:
 
     async def catch_up(self) -> None:
         """Continue from the newest state of the other sites; the unsent update is kept."""
-        before, self._late = self._rounds.state, await self._fetch()
-        await self._saved()
-        await asyncio.to_thread(self._carry, before)
+        before = self._rounds.state
+        try:
+            self._late = await self._fetch()
+            await self._saved()
+        finally:  # a state that is here when the site is stopped may have Δ in it
+            await run_to_end(asyncio.to_thread(self._carry, before))
 
     async def step(self) -> None:
         """Do the inner steps of a round and bring the update to it. Raises PierError when training cannot continue."""
@@ -186,7 +189,7 @@ class Training:
     async def finish(self) -> None:
         """End the run: take the last result, and what the sites conclude from it together, if anything."""
         await self.rest()
-        if self._rounds.state.round < total_rounds(self._config):
+        if self._rounds.state.round != total_rounds(self._config):  # beyond: the models were merged before a restart
             return
         self.progress.phase = Phase.PHASE_WAITING
         if await self._agreement.conclude(self.validate):
@@ -221,8 +224,13 @@ class Training:
     async def _bring(self, plan: RoundPlan, trained: Trained) -> None:
         """Take the result of the round before, if it is in flight, and bring what was learnt to this one."""
         tokens = trained.tokens
-        landed = await self._land()
-        await run_to_end(self._learn(tokens if plan.kind in APART else 0))
+        learnt = tokens if plan.kind in APART else 0
+        try:
+            landed = await self._land()
+        except BaseException:  # the site ends: what it has learnt meanwhile goes into its last checkpoint
+            await run_to_end(self._land_no_more(learnt))
+            raise
+        await run_to_end(self._learn(learnt))
         self._start = NOWHERE
         if trained.left:  # they begin from the result
             if landed:
@@ -236,6 +244,10 @@ class Training:
         small = self._layout.length < LARGE
         if not (self._config.outer.overlap and plan.kind in APART) and await self._land(kept=small):
             await self._settled(self.snapshot())
+
+    async def _land_no_more(self, tokens: int) -> None:
+        await self._drop_flight()
+        await self._learn(tokens)
 
     def _beginning(self, state: OuterState) -> SharedVector:
         """φ − Δ, the weights from which training continues."""

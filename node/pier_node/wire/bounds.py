@@ -34,7 +34,8 @@ VOUCHES = 8
 """Most steps from the founder of a run in pairs to a site that has standing there."""
 DOUBLE_VOTES = 64
 """Most nodes that are excluded for double votes: more than can have been members one after another."""
-HANDOVERS = Many(Part(), 64)
+MOST_HANDOVERS = 64
+HANDOVERS = Many(Part(), MOST_HANDOVERS)
 PARTS = Many(Part(), SITES)
 
 FIELDS = rules.complete(

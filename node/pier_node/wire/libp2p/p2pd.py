@@ -213,8 +213,9 @@ class P2pd:
             deaths += 1
             try:
                 await self._launch()
-            except (PierError, OSError) as error:
-                log.warning("%s", error)
+            except Exception as error:  # hivemind's, too: it may have died again before it was asked
+                log.warning("p2pd was not started again: %s", error or type(error).__name__)
+                await self._end()
 
     async def _end(self) -> None:
         self._up.clear()
