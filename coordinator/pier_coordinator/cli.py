@@ -44,7 +44,19 @@ class Duration(click.ParamType[float]):
         return int(number) * HOURS[unit]
 
 
-@click.group()
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__)
+def main() -> None:
+    """Manage a run: invite sites, watch their progress, and give them orders.
+
+    First:  pier-coordinator init my-run && pier-coordinator start my-run
+
+    Then:   pier-coordinator invite --data my-run --name lab-b
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+@main.group()
 def paths() -> None:
     """Plan pipelines across sites (SkipPipe). A plan has the stage of each site and the path of each microbatch."""
 
@@ -92,7 +104,7 @@ def plan_paths(
         plan_run(folder, how, as_json, svg)
 
 
-@click.group()
+@main.group()
 def experts() -> None:
     """Plan, train and collect domain experts."""
 
@@ -184,18 +196,6 @@ def collect_experts(out: Path, folder: Path, sites: tuple[Path, ...]) -> None:
 
 SITES = click.argument("sites", nargs=-1)
 PAGE = "127.0.0.1:7780"
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__)
-def main() -> None:
-    """Manage a run: invite sites, watch their progress, and give them orders.
-
-    First:  pier-coordinator init my-run && pier-coordinator start my-run
-
-    Then:   pier-coordinator invite --data my-run --name lab-b
-    """
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 @main.command()
@@ -441,9 +441,3 @@ def evaluate(sheets: tuple[Path, ...], top_k: int, plot: Path | None, as_json: b
         evaluate(sheets, top_k, plot, as_json)
     elif not evaluate_run(Asked(**asked), top_k, plot, as_json):
         sys.exit(3)
-
-
-main.add_command(paths)
-
-
-main.add_command(experts)
