@@ -101,14 +101,32 @@ def planned(mode: Mode, task: Task, difficulty: Difficulty, sites: Sequence[Site
         budget = _within(task.horizon, task, sites)
         there = [replace(site, window=math.inf) for site in sites]  # the steps are fitted to the windows afterwards
     made = recipe(mode, task, difficulty, budget, fitting(task, sites))
+    experts = jobs(task, made)
     try:
-        where = schedule(problem(jobs(task, made), there), limits)
+        where = schedule(problem(experts, there), limits)
     except NoPlaceError as error:
-        raise UnplacedError([jobs(task, made)[job] for job in error.jobs]) from error
+        raise UnplacedError([experts[job] for job in error.jobs]) from error
     if task.horizon:
         made = _in_time(mode, task, difficulty, made, where, sites)
-        where = rated(problem(jobs(task, made), sites), where.places)
-    return _described(mode, task, difficulty, made, where, sites, budget)
+        experts = jobs(task, made)
+        where = rated(problem(experts, sites), where.places)
+    extra = np.zeros_like(made.steps)
+    if not task.chain:
+        full = steps_until(task, difficulty.curves, made, where.places, sites, where.makespan, made.steps)
+        extra = np.maximum(full - made.steps, 0)
+    placing = problem(experts, sites)
+    return Plan(
+        mode=mode,
+        recipe=made,
+        jobs=experts,
+        schedule=where,
+        epochs=made.steps * task.step_tokens / np.array([domain.tokens for domain in task.domains], dtype=np.float64),
+        budget=budget,
+        flops=float(made.flops(task).sum()),
+        extra=extra,
+        loads=loads(placing, where.places),
+        orders=[order(placing, where.places, site) for site in range(len(sites))],
+    )
 
 
 def compared(
@@ -145,36 +163,6 @@ def _in_time(
     least = np.full_like(made.steps, min(task.steps))
     steps = steps_until(task, difficulty.curves, made, where.places, sites, task.horizon, least)
     return replace(made, steps=steps)
-
-
-def _described(
-    mode: Mode,
-    task: Task,
-    difficulty: Difficulty,
-    made: Recipe,
-    where: Schedule,
-    sites: Sequence[Site],
-    budget: float,
-) -> Plan:
-    experts = jobs(task, made)
-    placing = problem(experts, sites)
-    tokens = (made.steps * task.step_tokens).astype(np.float64)
-    extra = np.zeros_like(made.steps)
-    if not task.chain:
-        full = steps_until(task, difficulty.curves, made, where.places, sites, where.makespan, made.steps)
-        extra = np.maximum(full - made.steps, 0)
-    return Plan(
-        mode,
-        made,
-        experts,
-        where,
-        tokens / np.array([domain.tokens for domain in task.domains]),
-        budget,
-        float(made.flops(task).sum()),
-        extra,
-        loads(placing, where.places),
-        [order(placing, where.places, site) for site in range(len(sites))],
-    )
 
 
 def steps_until(

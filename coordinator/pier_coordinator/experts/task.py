@@ -11,7 +11,8 @@ import numpy as np
 from pier_coordinator.experts.difficulty import ESTIMATED, Choice, Classes
 from pier_coordinator.experts.problem import Array
 
-SMALL, MIDDLE, LARGE = 0, 1, 2
+MIDDLE = 1
+"""Index of the medium size and of the usual number of steps."""
 
 
 @dataclass(frozen=True)
