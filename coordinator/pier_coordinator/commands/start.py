@@ -134,13 +134,16 @@ async def _run(settings: Settings, say: Callable[[str], None]) -> None:
         port = await service.start(host, port)
         stack.push_async_callback(service.stop)
         choice = choose_address([], settings.advertise, format_address(host, port))
-        page = await _serve_page(stack, settings, board, Operator(coordinator, home, choice.address))
+        access = Access(home.operator, _hosts(settings.page, settings), home.viewer if settings.private else "")
+        app = make_app(board, Operator(coordinator, home, choice.address), access, _health(board))
+        page = await _serve(stack, app, settings.page, "--page")
         home.announce(choice.address, page)
         stack.callback(home.leave)
         say(choice.why.replace("others reach this site", "Sites reach the coordinator", 1))
         say(f"The page: {page}" + (f", with the token in {home.folder / VIEWER_FILE}" if settings.private else ""))
         if settings.public:
-            say(f"The public page: {await _serve_public(stack, settings, board)}")
+            app = make_public_app(board, _health(board), _hosts(settings.public, settings))
+            say(f"The public page: {await _serve(stack, app, settings.public, '--public')}")
         say(f"\nInvite a site:\n\n  pier-coordinator invite --data {home.folder} --name NAME\n")
         await asyncio.gather(
             coordinator.watch_over(),
@@ -162,18 +165,9 @@ async def _glance(coordinator: Coordinator, board: ReadModel, compaction: Compac
         await asyncio.sleep(max(GLANCE, len(board.sites) / SITES_A_SECOND))
 
 
-async def _serve_page(stack: AsyncExitStack, settings: Settings, board: ReadModel, operator: Operator) -> str:
-    """Serve the page; return its URL."""
-    home, hosts = settings.home, (parse_address(settings.page)[0], *settings.hosts)
-    access = Access(home.operator, hosts, home.viewer if settings.private else "")
-    return await _serve(stack, make_app(board, operator, access, _health(board)), settings.page, "--page")
-
-
-async def _serve_public(stack: AsyncExitStack, settings: Settings, board: ReadModel) -> str:
-    """Serve the public page; return its URL."""
-    assert settings.public is not None
-    hosts = (parse_address(settings.public)[0], *settings.hosts)
-    return await _serve(stack, make_public_app(board, _health(board), hosts), settings.public, "--public")
+def _hosts(address: str, settings: Settings) -> tuple[str, ...]:
+    """The names under which browsers may ask for the page at an address."""
+    return parse_address(address)[0], *settings.hosts
 
 
 def _health(board: ReadModel) -> Callable[[], dict[str, object]]:

@@ -55,7 +55,6 @@ def make_app(board: ReadModel, operator: Operator, access: Access, health: Healt
     """
     app = _application(board, health, access, public=False)
     app.add_routes([web.get("/metrics", Metrics(board).answer), web.post("/api/login", access.login)])
-    app.add_routes([web.get("/api/log", Log(board).answer)])
     app.add_routes(action_routes(operator, access))
     return app
 
@@ -73,7 +72,7 @@ def _application(board: ReadModel, health: Health, access: Access, public: bool)
     guards = [under_known_names(access.hosts, remedy), access.for_viewers]
     app = web.Application(client_max_size=LARGEST_BODY, middlewares=guards)
     app.on_response_prepare.append(add_headers)
-    app.cleanup_ctx.append(_running(stream))
+    app.cleanup_ctx.append(stream.running)
     app.on_shutdown.append(stream.close)
     app.add_routes(
         [
@@ -91,21 +90,14 @@ def _application(board: ReadModel, health: Health, access: Access, public: bool)
             web.get("/api/stream", stream.answer),
         ]
     )
+    if not public:  # what a site has logged is private
+        app.router.add_get("/api/log", api.log)
     return app
 
 
 async def _index(_request: web.Request) -> web.StreamResponse:
     """The page."""
     return web.FileResponse(STATIC / "index.html")
-
-
-def _running(stream: Stream) -> Callable[[web.Application], AsyncIterator[None]]:
-    async def context(_app: web.Application) -> AsyncIterator[None]:
-        stream.start()
-        yield
-        await stream.stop()
-
-    return context
 
 
 class Api:
@@ -169,14 +161,7 @@ class Api:
         answer.enable_compression()
         return answer
 
-
-class Log:
-    """Answers with what a site has logged, which is private: the public page lacks it."""
-
-    def __init__(self, board: ReadModel) -> None:
-        self._board = board
-
-    async def answer(self, request: web.Request) -> web.Response:
+    async def log(self, request: web.Request) -> web.Response:
         """?node=A: the last lines of a site's log, each with its time, its level (Python's logging) and its text."""
         lines = self._board.lines_of(request.query.get("node", ""))
         return compressed({"lines": [dict(zip(("time", "level", "text"), line, strict=True)) for line in lines]})
@@ -211,26 +196,22 @@ class Stream:
     def __init__(self, board: ReadModel, watch: Watch, public: bool) -> None:
         self._board, self._watch, self._public = board, watch, public
         self._tick: asyncio.Future[None] | None = None
-        self._pulse: asyncio.Task[None] | None = None
         self._alerts: list[dict[str, Any]] = []
         self._made: tuple[int, int, bytes] = (-2, -2, b"")
         self._viewers = 0
         self._closed = False
 
-    def start(self) -> None:
-        """Start ticking."""
+    async def running(self, _app: web.Application) -> AsyncIterator[None]:
+        """Tick while the application runs."""
         self._tick = asyncio.get_running_loop().create_future()
-        self._pulse = asyncio.create_task(self._beat())
+        pulse = asyncio.create_task(self._beat())
+        yield
+        await cancel_and_wait(pulse)
 
     async def close(self, _app: web.Application) -> None:
         """End all streams; browsers reconnect once a coordinator runs again."""
         self._closed = True
         self._turn()
-
-    async def stop(self) -> None:
-        """Stop ticking."""
-        if self._pulse:
-            await cancel_and_wait(self._pulse)
 
     async def _beat(self) -> None:
         while True:
