@@ -92,8 +92,6 @@ class Checkpoints:
                 await asyncio.to_thread(self._put, path, kept)
         except ValueError as error:
             raise Refused(f"not a checkpoint of that expert: {error}") from error
-        except OSError as error:
-            raise Refused(f"the coordinator cannot keep it: {error.strerror}") from error
 
     async def parts(self, job: int, digest: str = "", offset: int = 0) -> AsyncIterator[CheckpointPart]:
         """Yield a job's checkpoint in parts.

@@ -264,8 +264,6 @@ class Reception:
                 sheet = await asyncio.to_thread(path.read_bytes)
         except ValueError as error:
             raise BadMessage(f"a delivery: {error}") from error
-        except OSError as error:
-            raise Refused(f"the coordinator cannot keep it: {error.strerror}") from error
         await self._of.experts.delivered(node, first.sheet, sheet)
         return pb.DeliverReply()
 

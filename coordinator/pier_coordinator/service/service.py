@@ -39,6 +39,7 @@ PUSHBACK = "grpc-retry-pushback-ms"
 BUCKETS = 8192
 """Maximum number of buckets kept. The least recently used one is dropped: it would be full again by then."""
 Q = TypeVar("Q", bound=Message)
+R = TypeVar("R")
 Context = grpc.aio.ServicerContext[bytes, bytes]
 log = logging.getLogger(__name__)
 
@@ -127,12 +128,12 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         coordinator.invites_changed = self._trust.change
         self._server: grpc.aio.Server | None = None
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            "Enrol": grpc.unary_unary_rpc_method_handler(self._enrol),
+            "Enrol": grpc.unary_unary_rpc_method_handler(_answering(self._enrol)),
             "Register": self._member_method("Register", pb.RegisterRequest, self._reception.register),
             "Tokenizer": self._member_method("Tokenizer", TokenizerRequest, self._reception.tokenizer),
             "Heartbeat": grpc.stream_stream_rpc_method_handler(self._heartbeats),
             "Report": self._member_method("Report", pb.ReportRequest, self._reception.report),
-            "Deliver": grpc.stream_unary_rpc_method_handler(self._deliver),
+            "Deliver": grpc.stream_unary_rpc_method_handler(_answering(self._deliver)),
             "Arrived": self._member_method("Arrived", pb.ArrivedRequest, self._reception.arrived),
             "GiveCheckpoint": grpc.stream_stream_rpc_method_handler(self._give_checkpoint),
             "FetchCheckpoint": self._giving_method(
@@ -167,27 +168,20 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
     # --- the methods ---------------------------------------------------------------------------
 
-    async def _enrol(self, raw: bytes, context: Context) -> bytes:
-        async def answer() -> bytes:
-            self._limits.count(_host(context.peer()), "Enrol")
-            reply = await self._reception.enrol(_certificate(context), parse(pb.EnrolRequest, raw))
-            return reply.SerializeToString()
-
-        return await _answered(answer(), context)
+    async def _enrol(self, raw: bytes, context: Context) -> pb.EnrolReply:
+        self._limits.count(context.peer().rpartition(":")[0], "Enrol")  # ipv4:10.0.0.1 of ipv4:10.0.0.1:5000
+        return await self._reception.enrol(_certificate(context), parse(pb.EnrolRequest, raw))
 
     def _member_method(
         self, name: str, request: type[Q], handler: Callable[[str, Q], Awaitable[Message]]
     ) -> grpc.RpcMethodHandler[Any, Any]:
         """A method for nodes of the run that answers one request with one reply."""
 
-        async def answer(raw: bytes, context: Context) -> bytes:
-            async def reply() -> bytes:
-                node = self._member(context, name)
-                return (await handler(node, parse(request, raw))).SerializeToString()
+        async def reply(raw: bytes, context: Context) -> Message:
+            node = self._member(context, name)
+            return await handler(node, parse(request, raw))
 
-            return await _answered(reply(), context)
-
-        return grpc.unary_unary_rpc_method_handler(answer)
+        return grpc.unary_unary_rpc_method_handler(_answering(reply))
 
     async def _heartbeats(self, _requests: AsyncIterator[bytes], context: Context) -> None:
         """Answer heartbeats until the site ends the stream or is refused."""
@@ -199,12 +193,9 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         except Exception as error:
             await _refuse(context, error)
 
-    async def _deliver(self, _requests: AsyncIterator[bytes], context: Context) -> bytes:
-        async def answer() -> bytes:
-            node = self._member(context, "Deliver")
-            return (await self._reception.deliver(node, _received(pb.DeliverRequest, context))).SerializeToString()
-
-        return await _answered(answer(), context)
+    async def _deliver(self, _requests: AsyncIterator[bytes], context: Context) -> pb.DeliverReply:
+        node = self._member(context, "Deliver")
+        return await self._reception.deliver(node, _received(pb.DeliverRequest, context))
 
     async def _give_checkpoint(self, _requests: AsyncIterator[bytes], context: Context) -> None:
         async def parts() -> AsyncIterator[pb.CheckpointPart]:
@@ -258,11 +249,16 @@ async def _received(kind: type[Q], context: Context) -> AsyncIterator[Q]:
         yield parse(kind, raw)
 
 
-async def _answered(answer: Awaitable[bytes], context: Context) -> bytes:
-    try:
-        return await answer
-    except Exception as error:
-        await _refuse(context, error)
+def _answering(reply: Callable[[R, Context], Awaitable[Message]]) -> Callable[[R, Context], Awaitable[bytes]]:
+    """A gRPC handler that sends the reply, or the status that its exception stands for."""
+
+    async def answer(request: R, context: Context) -> bytes:
+        try:
+            return (await reply(request, context)).SerializeToString()
+        except Exception as error:
+            await _refuse(context, error)
+
+    return answer
 
 
 async def _refuse(context: Context, error: Exception) -> NoReturn:
@@ -293,8 +289,3 @@ def _certificate(context: Context) -> bytes:
     if certificate is None:
         raise Stranger("the call came without a certificate")
     return certificate
-
-
-def _host(peer: str) -> str:
-    """The host part of gRPC's name for a connection: ipv4:10.0.0.1 for ipv4:10.0.0.1:5000."""
-    return peer.rpartition(":")[0]

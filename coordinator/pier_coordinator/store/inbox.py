@@ -45,9 +45,8 @@ class Inbox:
 
         Raises:
             TooFast: this site is sending one already, as it seems: its connection may have broken unnoticed.
-            Refused: the transfer takes too long.
+            Refused: the transfer takes too long, or the file cannot be written or kept.
             ValueError: the pieces are not those of that file.
-            OSError: the file cannot be written.
         """
         if node in self._coming:
             raise TooFast(f"another {self._kind} of this site is on its way", BUSY)
@@ -62,5 +61,7 @@ class Inbox:
                 arriving.drop()
         except TimeoutError as error:
             raise Refused(f"the {self._kind} has taken longer than {seconds:.0f} s") from error
+        except OSError as error:
+            raise Refused(f"the coordinator cannot keep it: {error.strerror}") from error
         finally:
             self._coming.discard(node)
