@@ -97,11 +97,11 @@ def status(folder: Path, as_json: bool, watch: bool) -> int:
         try:
             with Live(console=console, auto_refresh=False) as live:
                 while True:
-                    live.update(status_view(_whole(client)), refresh=True)
+                    live.update(status_view(client.get("/api/board")), refresh=True)
                     time.sleep(EVERY)
         except KeyboardInterrupt:
             return ALL_WELL
-    found = _whole(client)
+    found = client.get("/api/board")
     if as_json:
         print(json.dumps(found))
     else:
@@ -203,7 +203,3 @@ def act(folder: Path, action: str, said: str, as_json: bool, **body: Any) -> Non
     """Request an action from the coordinator and print what was done. Raises PierError."""
     answer = Client.of(folder).act(action, **body)
     print(json.dumps(answer) if as_json else said)
-
-
-def _whole(client: Client) -> dict[str, Any]:
-    return client.get("/api/board")

@@ -92,12 +92,9 @@ def of_run(folder: Path, policy: Policy | None, seed: int) -> tuple[Problem, Pol
 
 def _tensor(config: RunConfig) -> int | None:
     """Mean bytes of what a site sends to the next; None: they depend on the device."""
-    sizes = {round(Formats.of(config, bf16).mean_size) for bf16 in (True, False) if _may_be(config, bf16)}
+    possible = {"bf16": (True,), "fp32": (False,)}.get(config.inner.precision, (True, False))
+    sizes = {round(Formats.of(config, bf16).mean_size) for bf16 in possible}
     return sizes.pop() if len(sizes) == 1 else None
-
-
-def _may_be(config: RunConfig, bf16: bool) -> bool:
-    return config.inner.precision in ("auto", "bf16" if bf16 else "fp32")
 
 
 def _require(folder: Path, sites: Sequence[Answer], stages: int) -> None:

@@ -431,16 +431,14 @@ class ExpertOrders:
         if self._owed is not None:
             self._owed |= {*nodes}
 
-    async def pay(self, involved: Callable[[], Iterable[str]]) -> bool:
-        """Give the orders that are owed; return whether there were any.
+    async def pay(self, involved: Callable[[], Iterable[str]]) -> None:
+        """Give the orders that are owed.
 
         The first call after a start finds them: the involved sites whose order is not what it should be.
         """
         if self._owed is None:
             self._owed = {node for node in involved() if self._is_behind(node)}
-        late = bool(self._owed)
         await self.give(self._owed)
-        return late
 
     def holders(self) -> set[str]:
         """Node ids of the sites whose order is of this plan."""

@@ -54,23 +54,11 @@ def shorter_exchange(run: Mapping[str, Any], segments: Sequence[Segment], uplink
     factor = size / uplink / (GOAL * compute)
     if factor <= 1:
         return "its line is fast enough for this run: see what else uses the line, and its log (pier-coordinator logs)"
-    return f"try {_codec(run, factor)}{_steps(run, factor)}"
-
-
-def _codec(run: Mapping[str, Any], factor: float) -> str:
     gain = BYTES.get(run.get("codec") or "none", 0.0) / BYTES["int4"]
-    if gain <= 1:
-        return ""
-    return "codec int4 or " if gain >= factor else "codec int4 and "
-
-
-def _steps(run: Mapping[str, Any], factor: float) -> str:
-    steps = run.get("inner_steps")
-    if not steps:
-        return f"{factor:.2g} times as many inner steps between rounds"
-    gain = BYTES.get(run.get("codec") or "none", 0.0) / BYTES["int4"]
-    alone = gain <= 1 or gain >= factor
-    return f"H = {_round_up(steps * (factor if alone else factor / gain))}"
+    codec = "" if gain <= 1 else "codec int4 or " if gain >= factor else "codec int4 and "
+    if not (steps := run.get("inner_steps")):
+        return f"try {codec}{factor:.2g} times as many inner steps between rounds"
+    return f"try {codec}H = {_round_up(steps * (factor / gain if 1 < gain < factor else factor))}"
 
 
 def _round_up(steps: float) -> int:

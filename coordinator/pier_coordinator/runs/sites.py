@@ -33,6 +33,8 @@ IF_TOLD = ("device_memory", "mfu", "cpu", "gradient_norm")
 """Numbers of a sample that are not known if they are 0."""
 CURVES = ("loss", "gradient_norm", "tokens_per_second", "utilisation")
 """Numbers of a sample that have a curve."""
+CARD = ("name", "activity", "assignment", "address", "transport", "version", "workers", "device")
+"""What seldom changes of a site."""
 REVOKED = "revoked"
 GONE = ("done", "leaving", "left", REVOKED)
 IDLE = ("silent", "paused", "starting", "catching up", *GONE)
@@ -156,7 +158,7 @@ class Site:
         """
         return {
             "node": self.node,
-            **(self._card() if self.lasting >= since else {}),
+            **({key: getattr(self, key) for key in CARD} if self.lasting >= since else {}),
             "state": self.shown,
             "round": self.round,
             "lag": 0 if self.ending else max(0, top - self.round),
@@ -166,12 +168,6 @@ class Site:
             **{key: rounded(getattr(self, key)) for key in IF_TOLD},
             "uplink": rounded(uplink),
             "heard": round(self.heard, 1),
-        }
-
-    def _card(self) -> dict[str, Any]:
-        return {
-            key: getattr(self, key)
-            for key in ("name", "activity", "assignment", "address", "transport", "version", "workers", "device")
         }
 
 

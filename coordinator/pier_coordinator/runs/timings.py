@@ -129,14 +129,11 @@ class Bucket:
     busiest: float = -1.0
     slowest: str = ""
 
-    def take(self, segment: Segment, node: str) -> None:
-        """Add a site's round."""
-        self.records += 1
-        for part in PARTS:
-            setattr(self, part, getattr(self, part) + getattr(segment, part))
-        self.longest = max(self.longest, segment.duration)
-        if segment.busy > self.busiest:
-            self.busiest, self.slowest = segment.busy, node
+    @classmethod
+    def of(cls, segment: Segment, node: str) -> Self:
+        """A bucket with one site's round."""
+        parts = {part: getattr(segment, part) for part in PARTS}
+        return cls(int(segment.round), records=1, **parts, longest=segment.duration, busiest=segment.busy, slowest=node)
 
     def merge(self, other: Bucket) -> None:
         """Add another bucket."""
@@ -168,7 +165,7 @@ class RoundTimings:
         """Add a round of a site."""
         first = int(segment.round) // self.width * self.width
         bucket = self._buckets.setdefault(first, Bucket(first))
-        bucket.take(segment, node)
+        bucket.merge(Bucket.of(segment, node))
         bucket.stamp = stamp
         while len(self._buckets) > BUCKETS:
             self._double(stamp)

@@ -110,14 +110,11 @@ def fact_of(row: sqlite3.Row) -> Fact:
 
 def insert(connection: sqlite3.Connection, facts: Iterable[Fact]) -> None:
     """Insert numbered facts into their table. Raises sqlite3.Error, ValueError (a number that JSON cannot hold)."""
-    rows = iter([(fact.number, fact.time, fact.kind, fact.node, _body(fact)) for fact in facts])
+    dumped = ((fact, json.dumps(fact.body, separators=(",", ":"), allow_nan=False)) for fact in facts)
+    rows = iter([(fact.number, fact.time, fact.kind, fact.node, body) for fact, body in dumped])
     while some := list(islice(rows, ROWS)):
         values = ", ".join(["(?, ?, ?, ?, ?)"] * len(some))
         connection.execute(f"INSERT INTO facts VALUES {values}", [*chain.from_iterable(some)])
-
-
-def _body(fact: Fact) -> str:
-    return json.dumps(fact.body, separators=(",", ":"), allow_nan=False)
 
 
 def event(now: float, text: str, node: str = "", level: int = 20) -> Fact:

@@ -170,7 +170,9 @@ def enrol(transaction: Transaction, node: str, name: str, invite: str, now: floa
             use_invite(transaction, invite, now, free=True)
         return _standing(transaction, node)
     offered = use_invite(transaction, invite, now)
-    _require_room(transaction)
+    count = transaction.execute("SELECT count(*) FROM sites WHERE revoked_at IS NULL").fetchone()[0]
+    if count >= SITES:
+        raise Refused(f"the run has {SITES} sites, and no more are possible: revoke one that is gone for good")
     site = SiteRow(node, name or offered.name or node, now, invite)
     _free_name(transaction, site.name, node)
     transaction.execute(
@@ -255,12 +257,6 @@ def _found(transaction: Transaction, node: str) -> SiteRow:
     return site
 
 
-def _require_room(transaction: Transaction) -> None:
-    (count,) = _row(transaction, "SELECT count(*) FROM sites WHERE revoked_at IS NULL")
-    if count >= SITES:
-        raise Refused(f"the run has {SITES} sites, and no more are possible: revoke one that is gone for good")
-
-
 def _free_name(transaction: Transaction, name: str, node: str) -> None:
     other = transaction.one("SELECT node FROM sites WHERE name = ? AND node <> ? AND revoked_at IS NULL", name, node)
     if other:
@@ -274,12 +270,6 @@ def _lowest_free_slot(transaction: Transaction) -> int:
     rows = transaction.execute("SELECT slot FROM sites WHERE revoked_at IS NULL AND slot IS NOT NULL")
     taken = {row["slot"] for row in rows}
     return next(slot for slot in range(len(taken) + 1) if slot not in taken)
-
-
-def _row(transaction: Transaction, sql: str) -> sqlite3.Row:
-    row = transaction.one(sql)
-    assert row is not None
-    return row
 
 
 def trusted(invites: Iterable[InviteRow], now: float) -> tuple[InviteRow, ...]:
@@ -358,7 +348,7 @@ def set_order(
         by: who gives the order, for the fact.
     """
     if nodes is None and activity is not None:
-        put_meta(transaction, "activity", activity)
+        put_meta(transaction, ACTIVITY, activity)
     rows = transaction.execute(
         "UPDATE orders SET epoch = epoch + 1, activity = coalesce(?, activity), assignment = coalesce(?, assignment)"
         " WHERE node IN (SELECT node FROM sites WHERE revoked_at IS NULL)"
@@ -367,7 +357,8 @@ def set_order(
         *[None if nodes is None else json.dumps(sorted(nodes))] * 2,
     )
     orders = [OrderRow.of(row) for row in rows.fetchall()]
-    transaction.add(order.fact(now, f"{_order_said(activity, order)} by {by}") for order in orders)
+    said = SAID[activity] if activity else f"assigned {next(iter(assignment or {}), '')}"
+    transaction.add(order.fact(now, f"{said} by {by}") for order in orders)
     return orders
 
 
@@ -376,10 +367,6 @@ def order_of(transaction: Transaction, node: str) -> OrderRow:
     row = transaction.one("SELECT * FROM orders WHERE node = ?", node)
     assert row is not None
     return OrderRow.of(row)
-
-
-def _order_said(activity: Activity | None, order: OrderRow) -> str:
-    return f"assigned {next(iter(order.assignment))}" if activity is None else SAID[activity]
 
 
 @dataclass(frozen=True)
@@ -410,7 +397,11 @@ def take_report(transaction: Transaction, report: Report, now: float) -> int:
         lost = {"level": 30, "text": text, "dropped": report.dropped}
         transaction.add([Fact(now, "event", report.node, lost)])
     if row is None:
-        _forget_old(transaction, report.node)
+        transaction.execute(
+            "DELETE FROM streams WHERE number IN"
+            " (SELECT number FROM streams WHERE node = ? ORDER BY number DESC LIMIT -1 OFFSET ?)",
+            *(report.node, STREAMS - 1),
+        )
     if row is None or stored > known or report.dropped > dropped:
         transaction.execute(
             "INSERT INTO streams (node, stream, stored, dropped) VALUES (?, ?, ?, ?) ON CONFLICT (node, stream)"
@@ -418,14 +409,6 @@ def take_report(transaction: Transaction, report: Report, now: float) -> int:
             *(report.node, report.stream, stored, report.dropped),
         )
     return int(stored)
-
-
-def _forget_old(transaction: Transaction, node: str) -> None:
-    transaction.execute(
-        "DELETE FROM streams WHERE number IN"
-        " (SELECT number FROM streams WHERE node = ? ORDER BY number DESC LIMIT -1 OFFSET ?)",
-        *(node, STREAMS - 1),
-    )
 
 
 def get_meta(transaction: Transaction, key: str) -> str | None:

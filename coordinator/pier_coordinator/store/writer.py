@@ -69,14 +69,6 @@ class _Job:
     result: Any = None
     error: Exception | None = None
 
-    def end(self) -> None:
-        if self.future.done():  # nobody is waiting any more
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.result)
-
 
 class Writer:
     """Runs operations in its own thread. It must be created in a running event loop.
@@ -192,4 +184,9 @@ def _attempt(job: _Job, transaction: Transaction) -> None:
 
 def _end(jobs: Iterable[_Job]) -> None:
     for job in jobs:
-        job.end()
+        if job.future.done():  # nobody is waiting any more
+            continue
+        if job.error is not None:
+            job.future.set_exception(job.error)
+        else:
+            job.future.set_result(job.result)
