@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity, Token
 from pier_node.wire.addresses import Route, first_hop
-from pier_node.wire.carrier import Chunk, SiteCarrier
+from pier_node.wire.carrier import Chunk
+from pier_node.wire.links import SiteCarrier
 from pier_node.wire.transport import Transport, make_carrier
 from pier_proto.v1.peer_pb2 import Ack, Ballot, FetchRequest, LeaveRequest
 

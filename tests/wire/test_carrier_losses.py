@@ -13,7 +13,8 @@ import pytest
 from wire import samples
 from wire.sites import ALICE, BOB, FETCH, LEAVING, QUICK, Sites, chunks, clear_up_after, endless
 
-from pier_node.wire.carrier import BEAT, LEAVE, Chunk, PeerLost, SiteCarrier
+from pier_node.wire.carrier import BEAT, LEAVE, Chunk, PeerLost
+from pier_node.wire.links import SiteCarrier
 from pier_proto.v1.peer_pb2 import HelloRequest
 
 VICTIM = Path(__file__).with_name("victim.py")

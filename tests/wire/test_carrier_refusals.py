@@ -25,19 +25,8 @@ from wire.sites import (
 from pier_node.base.errors import PierError
 from pier_node.wire import links
 from pier_node.wire.addresses import first_hop
-from pier_node.wire.carrier import (
-    BEAT,
-    DESCRIBE,
-    LEAVE,
-    MESSAGE_BYTES,
-    PROBE,
-    PROTOCOL,
-    Chunk,
-    PeerLost,
-    PeerRefused,
-    SiteCarrier,
-)
-from pier_node.wire.links import CallMetadata
+from pier_node.wire.carrier import BEAT, DESCRIBE, LEAVE, MESSAGE_BYTES, PROBE, PROTOCOL, Chunk, PeerLost, PeerRefused
+from pier_node.wire.links import CallMetadata, SiteCarrier
 from pier_proto.v1.peer_pb2 import (
     Ack,
     FetchRequest,

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 from wire.sites import FETCH, LEAVING, MIB, QUICK, Pair, ack, chunks
 
-from pier_node.wire.carrier import LEAVE, BadMessage, Chunk, PeerLost, PeerRefused, SiteCarrier
+from pier_node.wire.carrier import LEAVE, BadMessage, Chunk, PeerLost, PeerRefused
+from pier_node.wire.links import SiteCarrier
 from pier_proto.v1.peer_pb2 import FetchRequest
 
 pytestmark = pytest.mark.usefixtures("no_complaints")

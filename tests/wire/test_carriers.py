@@ -41,8 +41,8 @@ from pier_node.wire.carrier import (
     Method,
     PeerLost,
     PeerRefused,
-    SiteCarrier,
 )
+from pier_node.wire.links import SiteCarrier
 from pier_proto.v1.peer_pb2 import (
     AbortNotice,
     Ack,

@@ -7,7 +7,8 @@ import pytest
 from wire.sites import ALICE, BOB, CAROL, MIB, OTHER_TOKEN, RUN, Sites
 
 from pier_node.wire import probe
-from pier_node.wire.carrier import HELLO, PROBE, PROTOCOL, BadMessage, PeerRefused, SiteCarrier
+from pier_node.wire.carrier import HELLO, PROBE, PROTOCOL, BadMessage, PeerRefused
+from pier_node.wire.links import SiteCarrier
 from pier_node.wire.probe import Allowance, ProbeServer
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
 

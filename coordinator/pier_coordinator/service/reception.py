@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any, TypeVar
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_der_public_key
 from google.protobuf.json_format import ParseDict
@@ -39,7 +38,7 @@ from pier_coordinator.store.sites import (
 )
 from pier_node.base.toml import first_problem
 from pier_node.identity.certificates import Credentials
-from pier_node.identity.node import node_id
+from pier_node.identity.node import ALGORITHM, node_id
 from pier_node.identity.tls import der
 from pier_node.site.coordinator.expert_messages import kept
 from pier_node.site.coordinator.link import DELIVERY
@@ -331,7 +330,7 @@ def public_key(raw: bytes) -> ec.EllipticCurvePublicKey:
 def prove(key: ec.EllipticCurvePublicKey, proof: bytes, invite: bytes) -> None:
     """Check that an invite's certificate (DER) was signed with this key. Raises BadMessage."""
     try:
-        key.verify(proof, invite, ec.ECDSA(hashes.SHA256()))
+        key.verify(proof, invite, ALGORITHM)
     except InvalidSignature as error:
         raise BadMessage("EnrolRequest.proof is not this invite, signed by that key") from error
 

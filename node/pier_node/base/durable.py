@@ -68,7 +68,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
     return fields
 
 
-def forbidden(path: Path, error: PermissionError) -> PierError:
+def forbidden(path: Path, error: OSError) -> PierError:
     """The error for a file that may be intact but that this user may not read."""
     return PierError(f"{path}: {error.strerror}", "Start pier-node as the user that owns the --data folder.")
 

@@ -27,7 +27,7 @@ HEADERS = {
 
 
 async def add_headers(_request: web.Request, answer: web.StreamResponse) -> None:
-    """Add the headers to every answer. Only streams of numbers change, but no cached copy may outlive an upgrade."""
+    """Add the headers to every answer. Pages change only with an upgrade, but no cached copy may outlive one."""
     answer.headers.update(HEADERS)
     answer.headers.setdefault("Cache-Control", "no-cache")
 

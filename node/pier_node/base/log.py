@@ -1,4 +1,4 @@
-"""Where log lines of a command go: coloured on a terminal, elsewhere one line each, or JSON for collectors of logs."""
+"""The log lines of a command: coloured on a terminal, plain lines elsewhere, or JSON for log collectors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 LEVELS = {getattr(logging, name): name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
-"""Python's own names: hivemind gives levels others."""
+"""Python's own names, because hivemind renames levels."""
 
 log = logging.getLogger(__name__)
 
 
 class _Json(logging.Formatter):
-    """One object a line: time, level, logger, message, and the traceback if there is one."""
+    """A JSON object for each line: time, level, logger, message and, if there is one, the traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         told = {
@@ -35,12 +35,11 @@ def log_to(console: Console, quiet: bool, as_json: bool = False) -> Callable[[st
     """Print log lines from now on.
 
     Args:
-        console: for people who look on.
-        quiet: warnings and errors only.
-        as_json: a JSON object for every line, whoever looks on.
+        quiet: print warnings and errors only.
+        as_json: print a JSON object for every line, even on a terminal.
 
     Returns:
-        What prints news that are no log lines, such as a command to copy: as they are, or as JSON too.
+        A function that prints what is not a log line, such as a command to copy: as it is, or as JSON too.
     """
     handler: logging.Handler
     if as_json:

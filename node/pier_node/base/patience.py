@@ -67,7 +67,7 @@ class Attempts:
     """Attempts to reach something that may not be there yet. The log says what is tried, and for how long.
 
     Args:
-        what: is the matter, as the log says it: "no peer answers yet".
+        what: the problem, in the words of the log: "no peer answers yet".
         patience: seconds for all attempts together.
     """
 

@@ -1,9 +1,9 @@
-"""A vector of fp32 in shared memory, which the daemon and its workers both map: anonymous, or of a file.
+"""A vector of fp32 that the daemon and its workers both map: in anonymous shared memory, or in a file.
 
-Memory of `memfd_create` has no name in the file system: it cannot outlive the processes that map it, and the size of
-/dev/shm, which is 64 MB in a default container, does not limit it. It stays in memory as long as it is mapped. The
-pages of a file the kernel writes to the disk and takes back when it needs memory. A write to a page that the disk has
-no room for would kill the process (SIGBUS), so the room is reserved first.
+Memory of `memfd_create` has no name in the file system. It cannot outlive the processes that map it, and the size of
+/dev/shm, which is 64 MB in a default container, does not limit it. It stays in memory as long as it is mapped, while
+the kernel can write the pages of a file to the disk when it needs memory. A write to a page for which the disk has no
+room would kill the process (SIGBUS), so the room is reserved first.
 """
 
 from __future__ import annotations
@@ -24,24 +24,23 @@ Buffer = bytes | memoryview
 
 
 class Pool:
-    """Memory of vectors that are gone, for new ones: the kernel must zero a fresh page first, which costs several times
-    as much as an outer step.
+    """Reuses the memory of freed vectors: the kernel zeroes each fresh page, which costs several times an outer step.
 
-    What is kept and what is in use are together never more than was in use at once.
+    Kept and used memory together never exceed what was in use at one time.
 
     Attributes:
-        spares: the most that is kept of about one length.
+        spares: most vectors of about the same length that are kept.
     """
 
     def __init__(self, spares: int = 3) -> None:
         self.spares = spares
-        self._lock = RLock()  # a vector may go in the midst of this, and in any thread
+        self._lock = RLock()  # a vector may be freed during any of this, in any thread
         self._kept: list[tuple[int, Vector]] = []
         self._used = self._most = 0
 
     @property
     def kept(self) -> int:
-        """Values that there is memory for."""
+        """Number of values that the kept memory can hold."""
         return sum(len(array) for _, array in self._kept)
 
     def clear(self) -> None:
@@ -51,7 +50,7 @@ class Pool:
                 os.close(self._kept.pop()[0])
 
     def take(self, length: int) -> tuple[int, Vector] | None:
-        """Memory that suffices for a vector, and of which little would be left over; None: there is none."""
+        """Kept memory that is large enough for a vector, but not much larger; None if there is none."""
         with self._lock:
             fitting = [(len(array), at) for at, (_, array) in enumerate(self._kept) if _fits(array, length)]
             if not fitting:
@@ -61,7 +60,7 @@ class Pool:
             return self._kept.pop(at)
 
     def add(self, length: int) -> None:
-        """A new vector uses memory of its own: what it makes too much of the rest goes, the oldest first."""
+        """Note a new vector with memory of its own; free as much kept memory as is now too much, the oldest first."""
         with self._lock:
             self._used += length
             while self._kept and self._used + self.kept > self._most:
@@ -69,7 +68,7 @@ class Pool:
             self._most = max(self._most, self._used)
 
     def give(self, file: int, array: Vector | None, length: int) -> None:
-        """A vector is gone. Its memory is kept if there is little of that length yet; None: it cannot be."""
+        """Take back the memory of a freed vector, and keep it if few of that length are kept. None cannot be kept."""
         with self._lock:
             self._used -= length
             if array is not None and sum(_fits(other, length) for _, other in self._kept) < self.spares:
@@ -83,14 +82,14 @@ def _fits(array: Vector, length: int) -> bool:
 
 
 pool = Pool()
-"""That of this process."""
+"""The pool of this process."""
 
 
 class SharedVector:
     """`length` fp32 values, initially zero, which other processes of this user can map by `path` while it lives.
 
     Args:
-        folder: of the file that the values are in, which has no name and goes with the vector; None: in memory only.
+        folder: holds the file with the values, which has no name and ends with the vector; None: in memory only.
 
     Raises:
         OSError: the disk of that folder is full.
@@ -126,7 +125,7 @@ class SharedVector:
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def __del__(self) -> None:
-        if not hasattr(self, "array") or sys is None or sys.is_finalizing():  # at exit, modules lose their names
+        if not hasattr(self, "array") or sys is None or sys.is_finalizing():  # at exit, modules are cleared
             return
         if self._filed:
             os.close(self._fd)

@@ -4,7 +4,7 @@
 happens, and `cancel_and_wait` ends tasks. None of them leaves a task behind, loses an error, or swallows a
 cancellation from outside.
 
-A Signal wakes the tasks that wait now, and remembers nothing. A Hearing is one with errors and patience. Background
+A Signal wakes the tasks that wait now, and remembers nothing. A Hearing adds errors and patience. Background
 runs tasks beside a site's main work and makes sure that no error in them is lost. `until_stopped` serves until Ctrl+C
 or SIGTERM ends the work; a second one ends the process at once.
 """
@@ -80,6 +80,13 @@ async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
             _log_error(task)
 
 
+def unwatched(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task whose error may go unnoticed, because something else raises it as well."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(_error)
+    return task
+
+
 async def _all_ended(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Return once tasks have ended; if we are cancelled meanwhile, raise that only then."""
     cancelled: asyncio.CancelledError | None = None
@@ -130,10 +137,10 @@ class Signal:
 
 
 class Hearing(Signal):
-    """What is heard of another process, and waits for it that end: by what was waited for, by an error, or by silence.
+    """Signals that another process was heard. A wait ends with what it waits for, with an error, or after silence.
 
     Attributes:
-        error: raised to whoever waits, and from then on; None: there is none.
+        error: raised in every wait from now on, if there is one.
     """
 
     def __init__(self) -> None:
@@ -142,7 +149,7 @@ class Hearing(Signal):
         self._heard = 0
 
     def hear(self) -> None:
-        """Something was heard: wake all waiting tasks, whose patience begins again."""
+        """Note that something was heard: wake all waiting tasks; their patience begins again."""
         self._heard += 1
         self.notify()
 
@@ -150,8 +157,8 @@ class Hearing(Signal):
         """Return once `seen()` holds.
 
         Args:
-            patience: seconds without hearing anything.
-            silence: makes what is raised after them.
+            patience: longest silence in seconds.
+            silence: makes the exception that is raised after it.
         """
         while not seen():
             if self.error is not None:

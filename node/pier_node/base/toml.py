@@ -27,12 +27,7 @@ class Section(BaseModel):
 
 
 def explain(problem: Any, model: type[BaseModel]) -> str:
-    """What is wrong with a key, its value, and what is allowed.
-
-    Args:
-        problem: the error as pydantic reports it.
-        model: the model of the whole file.
-    """
+    """What is wrong with a key, its value, and what is allowed: an error of pydantic about the model of a file."""
     key = ".".join(str(part) for part in problem["loc"]) or "(top level)"
     if problem["type"] == "extra_forbidden":
         return f"{key}: no such key; {_allowed(problem['loc'], model)}"

@@ -22,7 +22,7 @@ _tracer: Tracer | None = None
 
 
 def trace_with(tracer: Tracer | None) -> None:
-    """Give all spans of this process to a tracer from now on; None: to nobody."""
+    """Give all spans of this process to a tracer from now on; None stops tracing."""
     global _tracer
     _tracer = tracer
 

@@ -30,7 +30,8 @@ from pier_node.site.join import find_site, find_token, known_config
 from pier_node.site.running import Running, Status, find_daemon, last_event
 from pier_node.site.settings import Settings
 from pier_node.trainer import devices
-from pier_node.wire.carrier import HELLO, PROTOCOL, SiteCarrier
+from pier_node.wire.carrier import HELLO, PROTOCOL
+from pier_node.wire.links import SiteCarrier
 from pier_node.wire.probe import Link
 from pier_node.wire.transport import Transport, make_carrier
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Site

@@ -122,15 +122,7 @@ def certified_key(authority_pem: bytes, certificate_pem: bytes) -> ec.EllipticCu
 
 def self_signed(key: ec.EllipticCurvePrivateKey, subject: str) -> bytes:
     """A certificate that proves only its key, PEM; the same key and subject give the same bytes."""
-    certificate = (
-        _certificate(key.public_key(), subject, _name(subject))
-        .serial_number(1)
-        .not_valid_before(_BEGINNING)
-        .not_valid_after(_NEVER)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .sign(key, hashes.SHA256(), ecdsa_deterministic=True)
-    )
-    return _pem(certificate)
+    return _pem(_self_signed(key, subject, (x509.BasicConstraints(ca=False, path_length=None), True)))
 
 
 def derived_key(secret: bytes, salt: bytes, purpose: bytes) -> ec.EllipticCurvePrivateKey:
@@ -168,18 +160,25 @@ def node_id_of_certificate(pem: bytes) -> str:
 def _authority(token: Token) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     """The run's authority: every holder of a token derives the same key and, byte for byte, the same certificate."""
     key = derived_key(token.secret, token.run, b"pier run certificate authority")
-    name = f"Pier run {token.run.hex()}"
-    certificate = (
-        _certificate(key.public_key(), name, _name(name))
-        .serial_number(1)
-        .not_valid_before(_BEGINNING)
-        .not_valid_after(_NEVER)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_SIGNS_CERTIFICATES, critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256(), ecdsa_deterministic=True)
+    certificate = _self_signed(
+        key,
+        f"Pier run {token.run.hex()}",
+        (x509.BasicConstraints(ca=True, path_length=0), True),
+        (_SIGNS_CERTIFICATES, True),
+        (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
     )
     return key, certificate
+
+
+def _self_signed(
+    key: ec.EllipticCurvePrivateKey, subject: str, *extensions: tuple[x509.ExtensionType, bool]
+) -> x509.Certificate:
+    """A certificate that lasts for ever, with these extensions, each of them critical or not."""
+    builder = _certificate(key.public_key(), subject, _name(subject)).serial_number(1)
+    builder = builder.not_valid_before(_BEGINNING).not_valid_after(_NEVER)
+    for extension, critical in extensions:
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(key, hashes.SHA256(), ecdsa_deterministic=True)
 
 
 def _certificate(key: ec.EllipticCurvePublicKey, subject: str, issuer: x509.Name) -> x509.CertificateBuilder:

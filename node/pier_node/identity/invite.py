@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self
 
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from pier_node.identity import node
@@ -64,6 +63,5 @@ class Invite:
 
 
 def pin(key: ec.EllipticCurvePublicKey) -> bytes:
-    """The fingerprint of a public key: the first 16 bytes of its SHA-256 (DER, SubjectPublicKeyInfo)."""
-    spki = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return hashlib.sha256(spki).digest()[:_PIN]
+    """The fingerprint of a public key: the first 16 bytes of the SHA-256 of its DER form."""
+    return hashlib.sha256(node.public_der(key)).digest()[:_PIN]

@@ -98,7 +98,7 @@ class Identity:
             key = ec.generate_private_key(ec.SECP256R1())
             write_private(path, key_pem(key))
         except OSError as error:
-            raise _unusable(path, error) from error
+            raise durable.forbidden(path, error) from error
         return cls(key)
 
 
@@ -154,7 +154,7 @@ class Token:
         try:
             write_private(self.path(folder), f"{self}\n".encode())
         except OSError as error:
-            raise _unusable(self.path(folder), error) from error
+            raise durable.forbidden(self.path(folder), error) from error
 
     @staticmethod
     def path(folder: Path) -> Path:
@@ -170,15 +170,19 @@ class Token:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise _unusable(path, error) from error
+            raise durable.forbidden(path, error) from error
         except PierError as error:
             raise PierError(f"{path}: {error.problem}", "Delete it and start with --token again.") from error
 
 
 def node_id(key: ec.EllipticCurvePublicKey) -> str:
-    """The first 16 hex digits of SHA-256 of a public key (DER, SubjectPublicKeyInfo)."""
-    spki = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return hashlib.sha256(spki).hexdigest()[:16]
+    """The first 16 hex digits of SHA-256 of a public key in DER."""
+    return hashlib.sha256(public_der(key)).hexdigest()[:16]
+
+
+def public_der(key: ec.EllipticCurvePublicKey) -> bytes:
+    """A public key in DER (SubjectPublicKeyInfo): 91 bytes."""
+    return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -209,24 +213,17 @@ def write_private(path: Path, data: bytes) -> None:
     durable.put(temporary, path)
 
 
-def _unusable(path: Path, error: OSError) -> PierError:
-    return PierError(f"{path}: {error.strerror}", "Start pier-node as the user that owns the --data folder.")
-
-
 KNOWN = 1 << 14
 """Number of valid signatures that are remembered, by hash: a leader shows the same ones to everyone."""
 
-_ALGORITHM = ec.ECDSA(hashes.SHA256())
+ALGORITHM = ec.ECDSA(hashes.SHA256())
+"""Of every signature by a node's key."""
 _known: set[bytes] = set()
 
 
 @dataclass(frozen=True)
 class Signer:
-    """Signs in the name of one node, for one run.
-
-    Attributes:
-        public: the node's public key (DER, SubjectPublicKeyInfo): 91 bytes.
-    """
+    """Signs in the name of one node, for one run."""
 
     identity: Identity
     run_hash: bytes
@@ -238,13 +235,12 @@ class Signer:
 
     @property
     def public(self) -> bytes:
-        """The key that verifies the signatures."""
-        key = self.identity.key.public_key()
-        return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+        """The key that verifies the signatures, in DER."""
+        return public_der(self.identity.key.public_key())
 
     def sign(self, purpose: str, statement: bytes) -> bytes:
         """The signature of a statement: ECDSA over P-256 and SHA-256, DER, at most 72 bytes."""
-        return self.identity.key.sign(_signed(purpose, self.run_hash, statement), _ALGORITHM)
+        return self.identity.key.sign(_signed(purpose, self.run_hash, statement), ALGORITHM)
 
     def verifies(self, node: str, public: bytes, signature: bytes, purpose: str, statement: bytes) -> bool:
         """Whether a node with this id signed this statement, for this purpose and this run."""
@@ -263,7 +259,7 @@ def is_signed(node: str, public: bytes, signature: bytes, purpose: str, run_hash
         key = _key(public)
         if node_id(key) != node:
             return False
-        key.verify(signature, message, _ALGORITHM)
+        key.verify(signature, message, ALGORITHM)
     except (ValueError, InvalidSignature):
         return False
     if len(_known) >= KNOWN:

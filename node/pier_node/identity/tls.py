@@ -28,13 +28,11 @@ Options = Sequence[tuple[str, Any]]
 
 
 def channel(address: str, node: str | None, own: Credentials | None, options: Options) -> grpc.aio.Channel:
-    """A channel to a node.
+    """A channel to a node at HOST:PORT.
 
     Args:
-        address: HOST:PORT.
         node: the node id that the server's certificate must hold; None accepts any node of the run.
         own: the credentials that this end shows, and the authority that it trusts; None for no TLS.
-        options: further channel arguments of gRPC.
     """
     if own is None:
         return grpc.aio.insecure_channel(f"dns:///{address}", options)
@@ -46,11 +44,7 @@ def channel(address: str, node: str | None, own: Credentials | None, options: Op
 def add_port(server: grpc.aio.Server, address: str, own: Credentials | None) -> int:
     """Have a site's server listen at HOST:PORT, for nodes of its run only; return the port.
 
-    Args:
-        own: this site's credentials; None for no TLS.
-
-    Raises:
-        RuntimeError: gRPC cannot listen there.
+    Without credentials of its own it uses no TLS. Raises RuntimeError if gRPC cannot listen there.
     """
     if own is None:
         return server.add_insecure_port(address)

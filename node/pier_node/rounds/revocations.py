@@ -13,12 +13,11 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from pier_node.base import durable
 from pier_node.base.errors import PierError
-from pier_node.identity.node import Identity, Signer, is_signed, node_id
+from pier_node.identity.node import Identity, Signer, is_signed, node_id, public_der
 from pier_node.wire.bounds import parse
 from pier_node.wire.carrier import BadMessage
 from pier_proto.v1.peer_pb2 import Revocations
@@ -51,7 +50,7 @@ class Revoked:
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise PierError(f"{folder}: the run's authority has a key of another kind", "Enrol this site again.")
         self._authority = node_id(key)
-        self._public = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+        self._public = public_der(key)
         self._path, self._run_hash, self._bar = folder / FILE, run_hash, bar
         self._warned = False
         self.newest: Revocations | None = None

@@ -41,7 +41,8 @@ from pier_node.site.settings import Settings
 from pier_node.trainer.data.corpus import SiteData, check_data
 from pier_node.wire import tokenizer
 from pier_node.wire.addresses import free_port
-from pier_node.wire.carrier import GREETING, PROTOCOL, TOKENIZER_PART, BadMessage, PeerLost, PeerRefused, SiteCarrier
+from pier_node.wire.carrier import GREETING, PROTOCOL, TOKENIZER_PART, BadMessage, PeerLost, PeerRefused
+from pier_node.wire.links import SiteCarrier
 from pier_node.wire.transport import Transport, check_address, make_carrier
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Site, TokenizerPart, TokenizerRequest
 

@@ -11,14 +11,13 @@ its length take four bytes, whatever the length, so that the values are aligned 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
 from pier_node.base.shared import Buffer
-from pier_node.wire.addresses import Choice
 from pier_proto.v1 import peer_pb2 as pb
 
 Stage: TypeAlias = "pb.Chunk.Stage.ValueType"
@@ -188,24 +187,3 @@ class Carrier(Protocol):
 
     def bytes_sent(self) -> int:
         """Payload bytes that this site has sent so far, over all streams."""
-
-
-class SiteCarrier(Carrier, Protocol):
-    """A carrier that a site starts and stops."""
-
-    async def listen(self, at: str, advertise: str | None, peers: Sequence[str]) -> Choice:
-        """Listen at HOST:PORT, and choose the address to tell others. Raises PierError.
-
-        Args:
-            advertise: HOST or HOST:PORT that the user wants; None to choose one.
-            peers: addresses of sites to join; may be empty.
-        """
-
-    def refuse(self, nodes: Iterable[str], why: str) -> None:
-        """Refuse all contact with these nodes from now on and tell them why; their calls in progress fail."""
-
-    def bytes_sent_to(self, peer: str) -> int:
-        """Payload bytes sent to one peer so far."""
-
-    async def stop(self) -> None:
-        """Close all connections and stop listening within two seconds; all calls in progress fail."""

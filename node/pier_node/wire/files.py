@@ -79,10 +79,9 @@ class Arriving:
         except (ValueError, OSError):
             self.drop()
             raise
-        if came < size:
-            raise ValueError(f"its hash is not that of the {came} bytes that came")
-        if found.hexdigest() != digest:
-            self.drop()
+        if came < size or found.hexdigest() != digest:
+            if came == size:
+                self.drop()
             raise ValueError(f"its hash is not that of the {came} bytes that came")
         return path
 

@@ -22,19 +22,20 @@ import ctypes
 import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf.message import Message
 
 from pier_node.identity.certificates import node_id_of_certificate
-from pier_node.identity.node import node_id
+from pier_node.identity.node import ALGORITHM, node_id
+from pier_node.wire.addresses import Choice
 from pier_node.wire.bounds import parse, parse_chunk
 from pier_node.wire.carrier import (
     CHUNK_BYTES,
@@ -56,7 +57,6 @@ Headers = Mapping[str, str | bytes]
 PROTOCOL_KEY, RUN, FROM, TO = "pier-protocol", "pier-run", "pier-node", "pier-to"
 NONCE, PROOF = "pier-nonce-bin", "pier-proof-bin"
 
-_ALGORITHM = ec.ECDSA(hashes.SHA256())
 _POINT_BYTES = 65
 """Length in bytes of a P-256 public key as an uncompressed point (SEC 1)."""
 
@@ -92,7 +92,9 @@ class CallMetadata:
 
     def admit(self, method: str, headers: Headers, certificate: bytes | None) -> str:
         """The node id of a caller, from its certificate under TLS. Raises NotAdmitted."""
-        self._check_protocol(headers.get(PROTOCOL_KEY))
+        if (spoken := headers.get(PROTOCOL_KEY)) != str(PROTOCOL):
+            theirs = ascii(spoken) if spoken else "none"
+            raise NotAdmitted(f"this node speaks protocol {PROTOCOL}, the caller {theirs}: install one version of Pier")
         caller = self._caller(headers, certificate)
         if caller in self.put_out:
             raise NotAdmitted(f"node {caller} {self.put_out[caller]}")
@@ -111,7 +113,7 @@ class CallMetadata:
         point = self.key.public_key().public_bytes(
             serialization.Encoding.X962, serialization.PublicFormat.UncompressedPoint
         )
-        return {FROM: self.node, PROOF: point + self.key.sign(_signed(caller, nonce), _ALGORITHM)}
+        return {FROM: self.node, PROOF: point + self.key.sign(_signed(caller, nonce), ALGORITHM)}
 
     def answered(self, asked: Headers, answer: Headers) -> str:
         """The node id of the node that answered our call. Raises ValueError if the answer does not prove it."""
@@ -122,17 +124,12 @@ class CallMetadata:
         assert isinstance(nonce, bytes)
         key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), proof[:_POINT_BYTES])
         try:
-            key.verify(proof[_POINT_BYTES:], _signed(self.node, nonce), _ALGORITHM)
+            key.verify(proof[_POINT_BYTES:], _signed(self.node, nonce), ALGORITHM)
         except InvalidSignature as error:
             raise ValueError("the signature is wrong") from error
         if (node := node_id(key)) in self.put_out:
             raise ValueError(f"node {node} {self.put_out[node]}")
         return node
-
-    def _check_protocol(self, spoken: str | bytes | None) -> None:
-        if spoken != str(PROTOCOL):
-            theirs = ascii(spoken) if spoken else "none"
-            raise NotAdmitted(f"this node speaks protocol {PROTOCOL}, the caller {theirs}: install one version of Pier")
 
     def _caller(self, headers: Headers, certificate: bytes | None) -> str:
         claimed = headers.get(FROM, "")
@@ -290,11 +287,10 @@ class Link(Protocol):
         """Close the link; all calls in progress raise PeerLost."""
 
 
-class LinkedCarrier(Answers, ABC):
-    """A carrier made of a link to each peer that it asks, and of a server for the calls that it answers.
+class SiteCarrier(Answers, ABC):
+    """A Carrier that a site starts and stops: a link to each peer that it asks, and a server for what it answers.
 
-    Args:
-        metadata: this node's metadata, which the links and the server show.
+    Both show this node's `metadata`.
     """
 
     def __init__(self, metadata: CallMetadata) -> None:
@@ -307,6 +303,15 @@ class LinkedCarrier(Answers, ABC):
     @abstractmethod
     def connect(self, node: str | None, address: str) -> Link:
         """A link to a node at an address; None as the node means whichever node listens there."""
+
+    @abstractmethod
+    async def listen(self, at: str, advertise: str | None, peers: Sequence[str]) -> Choice:
+        """Listen at HOST:PORT, and choose the address to tell others; see wire/addresses.py. Raises PierError.
+
+        Args:
+            advertise: HOST or HOST:PORT that the user wants; None to choose one.
+            peers: addresses of sites to join; may be empty.
+        """
 
     @abstractmethod
     async def stop_answering(self) -> None:

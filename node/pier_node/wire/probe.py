@@ -61,7 +61,6 @@ class ProbeServer:
     """Answers Probe on a carrier.
 
     Args:
-        run_hash: hash of the run's configuration.
         known: returns the address that the roster has for a node; "" if none.
         clock: returns this site's time in seconds since the epoch.
     """

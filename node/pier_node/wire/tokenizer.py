@@ -1,7 +1,7 @@
 """The run's tokenizer.json on its way to a site that joins.
 
-A run names it by its SHA-256 (data.tokenizer_hash). Each site keeps a copy in its data folder: of a file that is there
-already, or else of what it is sent, in parts, by whoever lets it in: another site, or the coordinator.
+A run names it by its SHA-256 (data.tokenizer_hash). Each site keeps a copy in its data folder. It copies a file that it
+has already; otherwise the site or the coordinator that lets it in sends the file, in parts.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ log = logging.getLogger(__name__)
 
 
 def with_copy(config: RunConfig, folder: Path) -> RunConfig:
-    """The configuration, in which the path of the tokenizer is that of this folder's copy, if there is one."""
+    """The configuration with the path of the copy in this folder, if there is one."""
     copy = (folder / TOKENIZER).absolute()
     return config.with_tokenizer(str(copy)) if config.data.tokenizer_hash and copy.exists() else config
 
 
 def located(config: RunConfig, folder: Path, others: Iterable[Path] = ()) -> RunConfig | None:
-    """The configuration, in which the path is that of the run's very file; None: the run has one, and it is not here.
+    """The configuration with a path at which the run's file is found; None if the run has one and it is not here.
 
     Args:
-        others: where it may be, besides in this folder and at its path.
+        others: further paths to try, after this folder and the configured path.
     """
     if not config.data.tokenizer_hash:
         return config

@@ -10,7 +10,7 @@ from pier_node.base.address import parse_address
 from pier_node.base.errors import PierError
 from pier_node.identity.certificates import Credentials
 from pier_node.wire.addresses import are_routes, parse_routes
-from pier_node.wire.carrier import SiteCarrier
+from pier_node.wire.links import SiteCarrier
 
 Transport = Literal["grpc", "hivemind"]
 

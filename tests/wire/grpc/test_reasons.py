@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import grpc.aio
 import pytest
@@ -7,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pier_node.wire.carrier import PeerLost, PeerRefused
-from pier_node.wire.grpc.reasons import Circumstances, brief, lost
+from pier_node.wire.grpc.reasons import brief, lost
 
 NODE = "a" * 16
-UNREACHED = Circumstances("site:7700", secure=True, timeout=5.0, connected=False)
+UNREACHED: dict[str, Any] = {"address": "site:7700", "secure": True, "timeout": 5.0, "connected": False}
 FAILED = "failed to connect to all addresses; last error: "
 
 
@@ -18,8 +20,8 @@ def error(code: grpc.StatusCode, details: str | None) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details, None)
 
 
-def reason(code: grpc.StatusCode, details: str | None, of: Circumstances = UNREACHED) -> str:
-    found = lost(NODE, error(code, details), of)
+def reason(code: grpc.StatusCode, details: str | None, of: dict[str, Any] = UNREACHED) -> str:
+    found = lost(NODE, error(code, details), **of)
     assert found.node == NODE
     assert not isinstance(found, PeerRefused)
     return found.reason
@@ -43,17 +45,17 @@ def reason(code: grpc.StatusCode, details: str | None, of: Circumstances = UNREA
 )
 def test_a_connection_that_fails_says_why(details: str, words: str) -> None:
     with pytest.raises(PeerLost, match=f"site:7700: .*{words}"):
-        raise lost(NODE, error(grpc.StatusCode.UNAVAILABLE, details), UNREACHED)
+        raise lost(NODE, error(grpc.StatusCode.UNAVAILABLE, details), **UNREACHED)
 
 
 def test_without_tls_hanging_up_means_something_else() -> None:
-    plain = Circumstances("site:7700", secure=False, timeout=None, connected=False)
+    plain = UNREACHED | {"secure": False, "timeout": None, "connected": False}
     said = reason(grpc.StatusCode.UNAVAILABLE, f"{FAILED}Socket closed", plain)
     assert "it speaks TLS and this node is --insecure" in said
 
 
 def test_a_deadline_tells_silence_from_no_connection() -> None:
-    connected = Circumstances("site:7700", secure=True, timeout=2.5, connected=True)
+    connected = UNREACHED | {"secure": True, "timeout": 2.5, "connected": True}
     assert reason(grpc.StatusCode.DEADLINE_EXCEEDED, "", connected) == "site:7700: no answer within 2.5 s"
     assert reason(grpc.StatusCode.DEADLINE_EXCEEDED, "").startswith("site:7700: no connection within 5 s: it is down")
 
@@ -63,13 +65,13 @@ def test_a_deadline_tells_silence_from_no_connection() -> None:
     [grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED],
 )
 def test_a_refusal_is_in_the_peers_words(code: grpc.StatusCode) -> None:
-    found = lost(NODE, error(code, "not this round"), UNREACHED)
+    found = lost(NODE, error(code, "not this round"), **UNREACHED)
     assert isinstance(found, PeerRefused)
     assert found.reason == "not this round"
 
 
 def test_a_method_that_is_not_served_is_a_refusal() -> None:
-    found = lost(NODE, error(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"), UNREACHED)
+    found = lost(NODE, error(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"), **UNREACHED)
     assert isinstance(found, PeerRefused)
     assert "does not answer that" in found.reason
 

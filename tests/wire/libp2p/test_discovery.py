@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from wire.sites import ALICE, BOB, CAROL, LEAVING, OTHER_TOKEN, QUICK, Sites, ack
 
-from pier_node.wire.carrier import LEAVE, PeerLost, SiteCarrier
+from pier_node.wire.carrier import LEAVE, PeerLost
 from pier_node.wire.libp2p.carrier import HivemindCarrier
+from pier_node.wire.links import SiteCarrier
 from pier_proto.v1.peer_pb2 import Ack
 
 pytestmark = pytest.mark.processes

@@ -32,7 +32,7 @@ async def test_an_answer_is_a_message_or_an_exception() -> None:
     await one.send(Kind.MESSAGE, b"yes")
     assert await answer(two, BOB.node, 10) == b"yes"
     await one.send(Kind.REFUSED, b"no\x1b[2J\nnever")
-    with pytest.raises(PeerRefused, match=r"no\[2J never"):
+    with pytest.raises(PeerRefused, match=r"no \[2J never"):
         await answer(two, BOB.node, 10)
     await one.send(Kind.FAILED, b"oh")
     with pytest.raises(PeerLost, match=f"{BOB.node}: oh") as error:

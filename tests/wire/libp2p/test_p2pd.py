@@ -12,9 +12,10 @@ import pytest
 from wire.sites import ALICE, BOB, LEAVING, QUICK, Sites, ack, clear_up_after, endless, hold, take_all
 
 from pier_node.base.errors import PierError
-from pier_node.wire.carrier import LEAVE, PeerLost, SiteCarrier
+from pier_node.wire.carrier import LEAVE, PeerLost
 from pier_node.wire.libp2p import p2pd
 from pier_node.wire.libp2p.p2pd import ASKING, P2pd
+from pier_node.wire.links import SiteCarrier
 from pier_proto.v1.peer_pb2 import Ack, LeaveRequest
 
 pytestmark = pytest.mark.processes

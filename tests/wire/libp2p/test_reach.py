@@ -35,15 +35,15 @@ class Asker:
 @pytest.mark.parametrize(
     ("answers", "reason"),
     [
-        ((REACHED, REACHED), None),
+        ((REACHED, REACHED), ""),
         ((REACHED, LOST), "connection refused"),
         ((DECLINED, LOST), "connection refused"),
-        ((DECLINED, REACHED), None),
+        ((DECLINED, REACHED), ""),
         ((DECLINED, DECLINED), "it does not try that"),
-        ((), None),
+        ((), ""),
     ],
 )
-async def test_who_does_not_try_counts_when_nobody_does(answers: tuple[ProbeReply, ...], reason: str | None) -> None:
+async def test_who_does_not_try_counts_when_nobody_does(answers: tuple[ProbeReply, ...], reason: str) -> None:
     asker: Any = Asker(*answers)
-    found = await find_unreached(asker, "10.0.0.1:7700", [str(number) for number in range(len(answers))], bytes(32))
-    assert (found and found.reason) == reason
+    found, _ = await find_unreached(asker, "10.0.0.1:7700", [str(number) for number in range(len(answers))], bytes(32))
+    assert found == reason

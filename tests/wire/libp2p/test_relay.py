@@ -10,13 +10,14 @@ import pytest
 from wire.sites import ALICE, BOB, CAROL, LEAVING, QUICK, RUN, Sites, ack, port_of
 
 from pier_node.wire.addresses import Choice, choose_address, parse_routes
-from pier_node.wire.carrier import HELLO, LEAVE, PeerLost, SiteCarrier
+from pier_node.wire.carrier import HELLO, LEAVE, PeerLost
 from pier_node.wire.libp2p import carrier as hivemind_carrier
 from pier_node.wire.libp2p import host as hivemind_host
 from pier_node.wire.libp2p.carrier import HivemindCarrier
 from pier_node.wire.libp2p.host import NoWay
 from pier_node.wire.libp2p.p2pd import ASKING
 from pier_node.wire.libp2p.relay import Places, reserve
+from pier_node.wire.links import SiteCarrier
 from pier_node.wire.probe import ProbeServer
 from pier_proto.v1.peer_pb2 import Ack, HelloReply, HelloRequest, Site
 

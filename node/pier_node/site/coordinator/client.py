@@ -35,8 +35,9 @@ from pier_node.site.coordinator.records import Noting, Recorder, Reports, cpu_bu
 from pier_node.site.orders import Orders
 from pier_node.site.report import Names, Reporter
 from pier_node.site.settings import Settings
-from pier_node.wire.carrier import PROTOCOL, SiteCarrier
+from pier_node.wire.carrier import PROTOCOL
 from pier_node.wire.files import PIECE, pieces_of
+from pier_node.wire.links import SiteCarrier
 from pier_proto.v1 import coordinator_pb2 as pb
 from pier_proto.v1.peer_pb2 import Pulse, Site
 

@@ -19,7 +19,7 @@ from typing import Self, TypeVar
 import grpc
 import grpc.aio
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf.message import DecodeError, Message
 
@@ -30,12 +30,12 @@ from pier_node.config.run import RunConfig, from_canonical
 from pier_node.identity import tls
 from pier_node.identity.certificates import Credentials, check_issued
 from pier_node.identity.invite import Invite, pin
-from pier_node.identity.node import Identity, key_pem, node_id
+from pier_node.identity.node import ALGORITHM, Identity, key_pem, node_id, public_der
 from pier_node.identity.tls import certificate_at
 from pier_node.wire import tokenizer
 from pier_node.wire.carrier import PROTOCOL
 from pier_node.wire.grpc.carrier import CHANNEL_OPTIONS, NO_PROBES
-from pier_node.wire.grpc.reasons import Circumstances, lost
+from pier_node.wire.grpc.reasons import lost
 from pier_proto.v1 import coordinator_pb2 as pb
 from pier_proto.v1.coordinator_pb2 import EnrolReply, EnrolRequest
 from pier_proto.v1.peer_pb2 import TokenizerPart, TokenizerRequest
@@ -205,7 +205,7 @@ class Link:
         if error.code() in _NO:
             return Refused(error.details())
         connected = self._channel.get_state() is grpc.ChannelConnectivity.READY
-        return Unreachable(lost("coordinator", error, Circumstances(self.address, True, timeout, connected)).reason)
+        return Unreachable(lost("coordinator", error, self.address, True, timeout, connected).reason)
 
 
 def _parsed(kind: type[R], raw: bytes) -> R:
@@ -318,11 +318,9 @@ def _pinned(leaf: x509.Certificate, address: str, invite: Invite) -> str:
 
 
 def _request(identity: Identity, invite: Invite, name: str) -> EnrolRequest:
-    public = identity.key.public_key().public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    public = public_der(identity.key.public_key())
     shown = x509.load_pem_x509_certificate(invite.certificate).public_bytes(serialization.Encoding.DER)
-    proof = identity.key.sign(shown, ec.ECDSA(hashes.SHA256()))
+    proof = identity.key.sign(shown, ALGORITHM)
     return EnrolRequest(protocol=PROTOCOL, name=name, public_key=public, proof=proof, time=time.time())
 
 

@@ -18,7 +18,7 @@ import psutil
 from pier_node.outer.state import OuterState
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
-from pier_node.wire.carrier import SiteCarrier
+from pier_node.wire.links import SiteCarrier
 from pier_proto.v1.coordinator_pb2 import LinkRecord, Note, Record, ReportRequest, RoundRecord, Sample
 
 KEEP = 20_000

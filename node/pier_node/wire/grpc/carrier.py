@@ -22,7 +22,7 @@ from google.protobuf.message import Message
 
 from pier_node.base.address import format_address, parse_address
 from pier_node.base.errors import PierError
-from pier_node.base.tasks import first_of
+from pier_node.base.tasks import first_of, unwatched
 from pier_node.identity import tls
 from pier_node.identity.certificates import Credentials
 from pier_node.wire import links
@@ -41,7 +41,7 @@ from pier_node.wire.carrier import (
     Method,
     PeerLost,
 )
-from pier_node.wire.grpc.reasons import Circumstances, brief, lost
+from pier_node.wire.grpc.reasons import brief, lost
 from pier_proto.v1.peer_pb2 import Ack, FetchRequest
 
 log = logging.getLogger(__name__)
@@ -105,13 +105,7 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-    """Serves a node's answers over gRPC.
-
-    Args:
-        answers: what is served.
-        metadata: this node's own metadata.
-        credentials: this node's credentials; None serves without TLS.
-    """
+    """Serves a node's answers over gRPC; without credentials, it does so without TLS."""
 
     def __init__(self, answers: links.Answers, metadata: links.CallMetadata, credentials: Credentials | None) -> None:
         self._answers, self._metadata, self._credentials = answers, metadata, credentials
@@ -275,7 +269,7 @@ class Link:
         """Stream chunks, and `count` their payload bytes; return once the peer took them all. Raises PeerLost."""
         headers = self._metadata.call(self.node)
         call = self._streams.stream_stream(_path(EXCHANGE), None, None)(None, metadata=_metadata(headers))
-        answer, whole = _retrieved(call.read()), False
+        answer, whole = unwatched(call.read()), False
         with self._under_way(call):
             with self._losses(self._streams):  # grpc.aio reports an early cancellation only to readers
                 await first_of(call.wait_for_connection(), asyncio.wait([answer]))
@@ -359,8 +353,8 @@ class Link:
             yield
         except grpc.aio.AioRpcError as error:
             connected = channel.get_state() is grpc.ChannelConnectivity.READY
-            of = Circumstances(self.address, self._credentials is not None, timeout, connected)
-            raise lost(self._name, error, of) from error
+            secure = self._credentials is not None
+            raise lost(self._name, error, self.address, secure, timeout, connected) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -390,21 +384,8 @@ async def _write(call: grpc.aio.StreamStreamCall[bytes, bytes], message: bytes) 
         await call.read()
 
 
-def _retrieved(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task whose exception may go unnoticed, because the call that it reads from raises it as well."""
-    task = asyncio.create_task(work)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return task
-
-
-class GrpcCarrier(links.LinkedCarrier):
-    """A Carrier over gRPC.
-
-    Args:
-        node: this node's id.
-        run_hash: hash of the run's configuration; b"" while it is not known, when only `greet` works.
-        credentials: prove that this node belongs to the run; None means no encryption and no authentication.
-    """
+class GrpcCarrier(links.SiteCarrier):
+    """A Carrier over gRPC. `make_carrier` describes the arguments."""
 
     def __init__(self, node: str, run_hash: bytes, credentials: Credentials | None) -> None:
         super().__init__(links.CallMetadata(node, run_hash, credentials.key if credentials else None))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import grpc
 import grpc.aio
 
@@ -36,37 +34,33 @@ _WRITE_FAILED = "Internal error from Core"
 """What grpc.aio reports if it could not write; the status that arrived instead, if any, is lost."""
 
 
-@dataclass(frozen=True)
-class Circumstances:
-    """A call's address, whether it uses TLS, its deadline in seconds (or None), and whether it is connected now."""
+def lost(
+    peer: str, error: grpc.aio.AioRpcError, address: str, secure: bool, timeout: float | None, connected: bool
+) -> PeerLost:
+    """The exception for a call to a peer that ended without an answer.
 
-    address: str
-    secure: bool
-    timeout: float | None
-    connected: bool
-
-
-def lost(peer: str, error: grpc.aio.AioRpcError, of: Circumstances) -> PeerLost:
-    """The exception for a call to a peer that ended without an answer."""
+    Args:
+        secure: whether the call uses TLS.
+        timeout: its deadline in seconds, if it has one.
+        connected: whether there is a connection now.
+    """
     code, details = error.code(), brief(error.details() or "")
     if code in _REFUSALS:
         return PeerRefused(peer, details)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return PeerRefused(peer, "it does not answer that, or not yet")
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED and of.connected:
-        return PeerLost(peer, f"{of.address}: no answer within {of.timeout:.3g} s")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and connected:
+        return PeerLost(peer, f"{address}: no answer within {timeout:.3g} s")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return PeerLost(
-            peer, f"{of.address}: no connection within {of.timeout:.3g} s: it is down, or behind a firewall"
-        )
+        return PeerLost(peer, f"{address}: no connection within {timeout:.3g} s: it is down, or behind a firewall")
     if code is grpc.StatusCode.INTERNAL and details == _WRITE_FAILED:
-        return PeerLost(peer, f"{of.address}: the connection was cut off")
+        return PeerLost(peer, f"{address}: the connection was cut off")
     if code is grpc.StatusCode.INTERNAL:
-        return PeerLost(peer, f"{of.address}: it failed to answer, see its log: {details}")
+        return PeerLost(peer, f"{address}: it failed to answer, see its log: {details}")
     if code is grpc.StatusCode.UNAVAILABLE:
-        reason = _unavailable(details, of.secure)
-        return (PeerRefused if reason is _OTHER_RUN else PeerLost)(peer, f"{of.address}: {reason}")
-    return PeerLost(peer, f"{of.address}: {details or code.name}")
+        reason = _unavailable(details, secure)
+        return (PeerRefused if reason is _OTHER_RUN else PeerLost)(peer, f"{address}: {reason}")
+    return PeerLost(peer, f"{address}: {details or code.name}")
 
 
 def brief(text: str, most: int = 400) -> str:

@@ -11,12 +11,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from google.protobuf.message import Message
+from hivemind.p2p import P2P
+from hivemind.utils.logging import use_hivemind_log_handler
 
 from pier_node.base.address import format_address, parse_address
-from pier_node.base.tasks import cancel_and_wait, first_of
+from pier_node.base.tasks import cancel_and_wait, first_of, unwatched
 from pier_node.identity.certificates import Credentials
 from pier_node.wire.addresses import Choice, Route, choose_address, first_hop, free_port, parse_routes
 from pier_node.wire.bounds import parse, parse_chunk
@@ -25,12 +27,10 @@ from pier_node.wire.libp2p.host import STREAM_PROTOCOL, Host, NoWay
 from pier_node.wire.libp2p.p2pd import KEY_FILE
 from pier_node.wire.libp2p.relay import RENEWAL, Places, find_unreached, relays_enough
 from pier_node.wire.libp2p.server import PeerServer
-from pier_node.wire.libp2p.stream import LINE, CutOff, Kind, Stream, answer, ending, held, opening, shown
-from pier_node.wire.links import CallMetadata, LinkedCarrier, keep_chunk_memory
+from pier_node.wire.libp2p.stream import LINE, OPENING_BYTES, CutOff, Kind, Stream, answer, ending, held, opening
+from pier_node.wire.links import CallMetadata, SiteCarrier, keep_chunk_memory
 from pier_proto.v1.peer_pb2 import FetchRequest
-
-if TYPE_CHECKING:
-    from hivemind.p2p import P2P
+from pier_proto.v1.stream_pb2 import IdentityProof
 
 CONNECT_SECONDS = 20.0
 CLOSED = "this node closed the connection"
@@ -74,8 +74,7 @@ class Link:
         """Stream chunks, and `count` their payload bytes; return once the peer took them all. Raises PeerLost."""
         _, peer = await self._connected()
         async with self._stream(peer, EXCHANGE) as stream:
-            verdict = asyncio.create_task(stream.receive(0))
-            verdict.add_done_callback(lambda done: done.cancelled() or done.exception())
+            verdict = unwatched(stream.receive(0))
             try:
                 whole = await _poured(chunks, stream, verdict, count)
                 kind, reason = await verdict
@@ -113,8 +112,7 @@ class Link:
         if self._closed.done():
             raise self._lost(CLOSED)
         if self._line is None or (self._line.done() and (self._line.cancelled() or self._line.exception())):
-            self._line = asyncio.create_task(self._opened())
-            self._line.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._line = unwatched(self._opened())
         return await first_of(self._until_closed(), asyncio.shield(self._line))
 
     async def _until_closed(self) -> NoReturn:
@@ -158,7 +156,7 @@ class Link:
     async def _met(self, stream: Stream, peer: bytes) -> str:
         host = self._host
         await stream.send(Kind.MESSAGE, opening(host.metadata, self.node, host.identity_proof).SerializeToString())
-        identity_proof = await shown(stream, self._name)
+        identity_proof = parse(IdentityProof, await answer(stream, self._name, OPENING_BYTES))
         try:
             node = host.bearer(identity_proof, peer)
         except ValueError as error:
@@ -235,14 +233,10 @@ async def _poured(
     return False
 
 
-class HivemindCarrier(LinkedCarrier):
-    """A Carrier over libp2p. Addresses are multiaddrs; see wire/addresses.py.
+class HivemindCarrier(SiteCarrier):
+    """A Carrier over libp2p. Addresses are multiaddrs (wire/addresses.py); `make_carrier` describes the arguments.
 
-    Args:
-        node: this node's id.
-        run_hash: hash of the run's configuration; b"" while it is not known, when only `greet` works.
-        credentials: prove that this node belongs to the run; None takes names as given.
-        folder: keeps the libp2p key of a node that listens; None creates a new key each time.
+    The folder keeps the libp2p key of a node that listens; without one, a new key is made each time.
     """
 
     def __init__(self, node: str, run_hash: bytes, credentials: Credentials | None, folder: Path | None) -> None:
@@ -279,16 +273,16 @@ class HivemindCarrier(LinkedCarrier):
         """The same choice, with relays added if a peer says that this site needs them."""
         asker = HivemindCarrier(self.node, self._run_hash, self._credentials, None)
         try:
-            found = await find_unreached(asker, choice.address, peers, self._run_hash)
+            reason, relays = await find_unreached(asker, choice.address, peers, self._run_hash)
         finally:
             await asker.stop()
-        if found is None or not found.relays:
+        if not relays:
             return choice
-        places = Places(found.relays)
+        places = Places(relays)
         await places.take(await self._host.client())
         self._helpers.append(asyncio.create_task(self._keep(places)))
-        through = " or ".join(format_address(relay.host, relay.port) for relay in found.relays)
-        why = f"others reach this site through {through}: a site has no way to {found.reason}"
+        through = " or ".join(format_address(relay.host, relay.port) for relay in relays)
+        why = f"others reach this site through {through}: a site has no way to {reason}"
         return replace(choice, address=",".join(map(str, [direct, *places.routes(direct.peer)])), why=why)
 
     async def _keep(self, places: Places) -> None:
@@ -307,7 +301,5 @@ class HivemindCarrier(LinkedCarrier):
 
 
 def _use_hivemind() -> None:
-    from hivemind.utils.logging import use_hivemind_log_handler
-
     use_hivemind_log_handler("nowhere")
     logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames this level

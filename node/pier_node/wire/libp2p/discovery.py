@@ -12,27 +12,21 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
 from hivemind.dht.crypto import DHTRecord
+from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import RecordValidatorBase
+from hivemind.p2p import P2P, PeerID
 from hivemind.utils.auth import AuthorizerBase
+from hivemind.utils.timed_storage import get_dht_time
 
 from pier_node.base.tasks import cancel_and_wait
 from pier_node.identity.certificates import Credentials, certified_key
+from pier_node.identity.node import ALGORITHM
 from pier_node.wire.addresses import are_routes
-
-if TYPE_CHECKING:
-    from hivemind.dht.protocol import DHTProtocol
-    from hivemind.p2p import P2P
-
-
-_ALGORITHM = ec.ECDSA(hashes.SHA256())
-
 
 RECORD_BYTES = 2048
 _NODE_BYTES = 16
@@ -52,7 +46,7 @@ class Holders(AuthorizerBase):  # type: ignore[misc]
         """Called by hivemind before it sends a request."""
         request.auth.client_access_token.public_key = self._credentials.cert_pem
         request.auth.nonce = secrets.token_bytes(16)
-        request.auth.signature = self._key.sign(request.SerializeToString(deterministic=True), _ALGORITHM)
+        request.auth.signature = self._key.sign(request.SerializeToString(deterministic=True), ALGORITHM)
 
     async def validate_request(self, request: Any) -> bool:
         """Called by hivemind before it answers a request."""
@@ -62,7 +56,7 @@ class Holders(AuthorizerBase):  # type: ignore[misc]
         """Called by hivemind after it prepared a response."""
         response.auth.service_access_token.public_key = self._credentials.cert_pem
         response.auth.nonce = request.auth.nonce
-        response.auth.signature = self._key.sign(response.SerializeToString(deterministic=True), _ALGORITHM)
+        response.auth.signature = self._key.sign(response.SerializeToString(deterministic=True), ALGORITHM)
 
     async def validate_response(self, response: Any, request: Any) -> bool:
         """Called by hivemind before it accepts a response."""
@@ -74,7 +68,7 @@ class Holders(AuthorizerBase):  # type: ignore[misc]
         message.auth.signature = b""
         try:
             key = certified_key(self._credentials.ca_pem, certificate)
-            key.verify(signature, message.SerializeToString(deterministic=True), _ALGORITHM)
+            key.verify(signature, message.SerializeToString(deterministic=True), ALGORITHM)
         except (ValueError, InvalidSignature):
             return False
         return True
@@ -124,11 +118,7 @@ HOPS = 3
 
 
 class Discovery:
-    """This node's part of the DHT.
-
-    Args:
-        run_hash: hash of the run's configuration; records of other runs are not kept.
-    """
+    """This node's part of the DHT, which keeps records of one run only."""
 
     def __init__(self, node: str, run_hash: bytes, credentials: Credentials | None) -> None:
         self._node, self._run, self._credentials = node, run_hash, credentials
@@ -139,8 +129,6 @@ class Discovery:
 
     async def join(self, p2p: P2P) -> None:
         """Take part through a p2pd that has just come up."""
-        from hivemind.dht.protocol import DHTProtocol
-
         holders = Holders(self._credentials) if self._credentials else None
         self._dht = await DHTProtocol.create(
             *(p2p, DHTID.generate(), BUCKET, DEPTH, REPLICAS, UNANSWERED),
@@ -175,8 +163,6 @@ class Discovery:
         return task
 
     async def _met(self, peer: bytes) -> None:
-        from hivemind.p2p import PeerID
-
         place = await self._dht.call_ping(PeerID(peer)) if self._dht is not None else None
         if self._dht is not None and place is not None:
             await self._dht.update_routing_table(place, PeerID(peer))
@@ -185,7 +171,6 @@ class Discovery:
     async def _found(self, node: str) -> str:
         if self._dht is None:
             return ""
-
         key = key_of(self._run, node)
         asked, near = set[object](), dict(self._dht.routing_table.get_nearest_neighbors(key, REPLICAS))
         for _ in range(HOPS):
@@ -208,8 +193,6 @@ class Discovery:
     async def _tell(self) -> None:
         if self._dht is None or not self._address:
             return
-        from hivemind.utils.timed_storage import get_dht_time
-
         key, value, until = key_of(self._run, self._node), record(self._node, self._address), get_dht_time() + LASTING
         nearest = self._dht.routing_table.get_nearest_neighbors(key, REPLICAS)
         await asyncio.gather(*(self._dht.call_store(peer, [key], [value], until) for _, peer in nearest))

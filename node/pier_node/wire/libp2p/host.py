@@ -12,42 +12,38 @@ the kernel's errors and p2pd's messages into words for people.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import errno
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+from hivemind.utils.multiaddr import Multiaddr
 
+from pier_node.base.tasks import cancel_and_wait
 from pier_node.identity.certificates import Credentials, certified_key, node_id_of_certificate
+from pier_node.identity.node import ALGORITHM
 from pier_node.wire.addresses import Route
+from pier_node.wire.grpc.reasons import brief
 from pier_node.wire.libp2p.discovery import Discovery
 from pier_node.wire.libp2p.p2pd import ASKING, P2pd, listening
 from pier_node.wire.libp2p.stream import Kind, Stream
 from pier_node.wire.links import CallMetadata
 from pier_proto.v1.stream_pb2 import IdentityProof
 
-if TYPE_CHECKING:
-    from hivemind.p2p import P2P
-import errno
-import socket
-
-from pier_node.base.tasks import cancel_and_wait
-from pier_node.wire.grpc.reasons import brief
-
 STREAM_PROTOCOL = "/pier/1.0.0"
 """The libp2p protocol name of our streams."""
-
-_ALGORITHM = ec.ECDSA(hashes.SHA256())
 
 
 def issue(node: str, credentials: Credentials | None, peer: bytes) -> IdentityProof:
     """A node's identity proof for its libp2p peer id; without credentials it holds only a name."""
     if credentials is None:
         return IdentityProof(node=node)
-    proof = credentials.key.sign(_signed(peer), _ALGORITHM)
+    proof = credentials.key.sign(_signed(peer), ALGORITHM)
     return IdentityProof(node=node, certificate=credentials.cert_pem, proof=proof)
 
 
@@ -63,7 +59,7 @@ def bearer(ca: bytes, certificate: bytes, proof: bytes, peer: bytes) -> str:
     """
     node = node_id_of_certificate(certificate)
     try:
-        certified_key(ca, certificate).verify(proof, _signed(peer), _ALGORITHM)
+        certified_key(ca, certificate).verify(proof, _signed(peer), ALGORITHM)
     except InvalidSignature as error:
         raise ValueError("its identity_proof is of another libp2p peer") from error
     return node
@@ -108,8 +104,6 @@ def of_p2pd(text: str) -> str:
 
 _P2P, _CIRCUIT = b"\xa5\x03", b"\xa2\x02"
 """Codes of /p2p and /p2p-circuit as varints (https://github.com/multiformats/multiaddr/blob/master/protocols.csv)."""
-
-
 DIRECT_SECONDS = 1.0
 """Seconds for which a direct connection is preferred to one through a relay that is there first."""
 
@@ -118,23 +112,29 @@ class NoWay(Exception):
     """A peer cannot be reached; the text says why, with the first route's reason first."""
 
 
+@contextmanager
+def reaching() -> Iterator[None]:
+    """Raise what goes wrong at p2pd, or on the way to it, as NoWay."""
+    try:
+        yield
+    except P2PDaemonError as error:
+        raise NoWay(of_p2pd(str(error))) from error
+    except (OSError, asyncio.IncompleteReadError) as error:
+        raise NoWay("p2pd has just ended here: it is being started again") from error
+
+
 async def dial(p2p: P2P, routes: Sequence[Route]) -> None:
     """Return once p2pd has a connection to a peer. Raises NoWay; there is no deadline.
 
     Args:
         routes: routes to that one peer.
     """
-    from hivemind.p2p import PeerID
-    from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
-
     peer = PeerID.from_base58(routes[0].peer)
-    if peer in {known.peer_id for known in await p2p.list_peers()}:
-        return
-    ways = await _ways([route for route in routes if route.relay != str(p2p.peer_id)])
-    try:
+    with reaching():
+        if peer in {known.peer_id for known in await p2p.list_peers()}:
+            return
+        ways = await _ways([route for route in routes if route.relay != str(p2p.peer_id)])
         await p2p._client.connect(peer, ways)  # P2P itself connects only to the peers it was started with
-    except P2PDaemonError as error:
-        raise NoWay(of_p2pd(str(error))) from error
 
 
 async def _ways(routes: Sequence[Route]) -> list[object]:
@@ -171,9 +171,6 @@ async def _open(route: Route) -> tuple[str, int] | str:
 
 def _encoded(route: Route, way: tuple[str, int]) -> object:
     """A route in binary form, without the peer at its end. hivemind's encoding of /p2p differs from p2pd's."""
-    from hivemind.p2p import PeerID
-    from hivemind.utils.multiaddr import Multiaddr
-
     host, port = way
     first = Multiaddr(f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{port}")
     if not route.relay:
@@ -226,26 +223,15 @@ class Host:
 
     async def connect(self, routes: Sequence[Route]) -> bytes:
         """Connect to a peer and return its id. Raises NoWay; there is no deadline."""
-        from hivemind.p2p import PeerID
-
-        try:
+        with reaching():
             await dial(await self.client(), routes)
-        except (OSError, asyncio.IncompleteReadError) as error:
-            raise NoWay("p2pd has just ended here: it is being started again") from error
         return bytes(PeerID.from_base58(routes[0].peer).to_bytes())
 
     async def stream(self, peer: bytes, name: str) -> Stream:
         """Open a stream to a connected peer, and name its purpose. Raises NoWay, CutOff; there is no deadline."""
-        from hivemind.p2p import PeerID
-        from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
-
         p2p = await self.client()
-        try:
+        with reaching():
             _, reader, writer = await p2p.call_binary_stream_handler(PeerID(peer), STREAM_PROTOCOL)
-        except P2PDaemonError as error:
-            raise NoWay(of_p2pd(str(error))) from error
-        except (OSError, asyncio.IncompleteReadError) as error:
-            raise NoWay("p2pd has just ended here: it is being started again") from error
         stream = Stream(reader, writer)
         await stream.send(Kind.MESSAGE, name.encode())
         return stream

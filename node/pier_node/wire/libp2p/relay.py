@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from google.protobuf.message import DecodeError
+from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
 from pier_node.wire.addresses import ROUTES, Route, are_routes, parse_routes
 from pier_node.wire.carrier import PROBE, PROTOCOL, Carrier, PeerLost
@@ -24,10 +25,6 @@ from pier_node.wire.libp2p.host import NoWay, dial, of_p2pd
 from pier_node.wire.libp2p.p2pd import ASKING, P2pd
 from pier_proto.v1.circuit_pb2 import CircuitLimit, HopMessage
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, ProbeReply, ProbeRequest, Site
-
-if TYPE_CHECKING:
-    from hivemind.p2p import P2P
-
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
 RESERVE = b"\x02\x08\x00"
@@ -44,9 +41,6 @@ log = logging.getLogger(__name__)
 
 async def reserve(p2p: P2P, relay: Route) -> CircuitLimit:
     """Ask a site to accept connections for this node; return what they may carry. Raises NoWay."""
-    from hivemind.p2p import PeerID
-    from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
-
     writer = None
     try:
         async with asyncio.timeout(ANSWER):
@@ -133,16 +127,12 @@ CALLED_BACK = 12.0
 """Seconds for an answer: more than a failed call back takes."""
 
 
-@dataclass(frozen=True)
-class Unreached:
-    """The answer of a site that does not reach this one, and the sites that could relay for this one."""
+async def find_unreached(
+    asker: Carrier, address: str, peers: Sequence[str], run_hash: bytes
+) -> tuple[str, list[Route]]:
+    """Ask sites of the run to call an address of this node.
 
-    reason: str
-    relays: list[Route]
-
-
-async def find_unreached(asker: Carrier, address: str, peers: Sequence[str], run_hash: bytes) -> Unreached | None:
-    """Ask sites of the run to call an address of this node; None if all that answer reach it.
+    Returns why a site does not reach it, and the sites that could relay for this one; "" if all that answer reach it.
 
     Args:
         asker: a carrier with this node's id that does not listen.
@@ -153,13 +143,13 @@ async def find_unreached(asker: Carrier, address: str, peers: Sequence[str], run
     # Nobody tries an address that no call comes from, such as an address of the network behind a router.
     reasons = [reply.detail or "no connection" for reply in tried or [reply for reply, _ in told] if not reply.reached]
     if not reasons:
-        return None
+        return "", []
     direct: dict[str, Route] = {}
     for _, hello in told:
         for site in [hello.site, *hello.roster]:
             routes = parse_routes(site.address) if are_routes(site.address) and site.node != asker.node else []
             direct |= {route.peer: route for route in routes if len(routes) == 1}  # sites with more have no open port
-    return Unreached(reasons[0], list(direct.values())[: ROUTES - 1])
+    return reasons[0], list(direct.values())[: ROUTES - 1]
 
 
 async def _called_back(
@@ -167,13 +157,10 @@ async def _called_back(
 ) -> tuple[ProbeReply, HelloReply] | None:
     """Whether a site reaches the address, and what that site knows; None if it cannot be asked."""
     try:
-        hello = await asker.greet(peer, _hello(asker, run_hash), CALLED_BACK)
+        request = HelloRequest(protocol=PROTOCOL, run_hash=run_hash, site=Site(node=asker.node))
+        hello = await asker.greet(peer, request, CALLED_BACK)
         asker.introduce(hello.site.node, peer)
         reply = await asker.call(hello.site.node, PROBE, ProbeRequest(call_back=address), CALLED_BACK)
     except PeerLost:
         return None
     return reply, hello
-
-
-def _hello(asker: Carrier, run_hash: bytes) -> HelloRequest:
-    return HelloRequest(protocol=PROTOCOL, run_hash=run_hash, site=Site(node=asker.node))

@@ -42,11 +42,7 @@ class Caller:
 
 
 class PeerServer:
-    """Serves a node's answers over libp2p.
-
-    Args:
-        answers: what is served.
-    """
+    """Serves a node's answers over libp2p."""
 
     def __init__(self, answers: Answers, host: Host) -> None:
         self._answers, self._host = answers, host

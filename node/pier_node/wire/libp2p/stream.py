@@ -16,8 +16,8 @@ import struct
 from contextlib import suppress
 from enum import IntEnum
 
-from pier_node.wire.bounds import parse
 from pier_node.wire.carrier import KEEPALIVE, BadMessage, PeerLost, PeerRefused
+from pier_node.wire.grpc.reasons import brief
 from pier_node.wire.links import FROM, PROTOCOL_KEY, RUN, TO, CallMetadata, Headers
 from pier_proto.v1.stream_pb2 import IdentityProof, Opening
 
@@ -86,10 +86,6 @@ class Stream:
         self._writer.transport.abort()
         self._reader.feed_eof()
 
-    def finish(self) -> None:
-        """Close both ends once everything is sent."""
-        self._writer.close()
-
 
 LINE = "Line"
 """The first frame of each stream names its purpose: this, or a method."""
@@ -99,12 +95,10 @@ OPENING_BYTES = 8192
 
 def opening(metadata: CallMetadata, to: str | None, identity_proof: IdentityProof) -> Opening:
     """The first message to a node; None as the node means whichever node answers."""
-    said = metadata.call(to)
-    protocol, run = str(said[PROTOCOL_KEY]), str(said[RUN])
-    identity_proof = IdentityProof(
-        node=str(said[FROM]), certificate=identity_proof.certificate, proof=identity_proof.proof
-    )
-    return Opening(protocol=int(protocol), run_hash=bytes.fromhex(run), to=to or "", identity_proof=identity_proof)
+    said = {key: str(value) for key, value in metadata.call(to).items()}
+    shown = IdentityProof(node=said[FROM], certificate=identity_proof.certificate, proof=identity_proof.proof)
+    run_hash = bytes.fromhex(said[RUN])
+    return Opening(protocol=int(said[PROTOCOL_KEY]), run_hash=run_hash, to=to or "", identity_proof=shown)
 
 
 def headers(opened: Opening) -> Headers:
@@ -115,11 +109,6 @@ def headers(opened: Opening) -> Headers:
         FROM: opened.identity_proof.node,
     }
     return {**said, TO: opened.to} if opened.to else said
-
-
-async def shown(stream: Stream, name: str) -> IdentityProof:
-    """The identity proof that answers an opening. Raises PeerLost of `name`, CutOff, BadMessage."""
-    return parse(IdentityProof, await answer(stream, name, OPENING_BYTES))
 
 
 async def answer(stream: Stream, name: str, most: int) -> bytes:
@@ -134,9 +123,7 @@ async def answer(stream: Stream, name: str, most: int) -> bytes:
 
 def ending(kind: Kind, reason: bytes, name: str) -> PeerLost:
     """The exception for a refusal or a failure that a peer reported."""
-    text = " ".join(reason.decode(errors="replace").split())
-    readable = "".join(letter for letter in text if letter.isprintable())
-    return (PeerRefused if kind is Kind.REFUSED else PeerLost)(name, readable)
+    return (PeerRefused if kind is Kind.REFUSED else PeerLost)(name, brief(reason.decode(errors="replace")))
 
 
 async def held(stream: Stream) -> str:
