@@ -219,14 +219,15 @@ class P2pd:
 
     async def _end(self) -> None:
         self._up.clear()
-        if self._client is not None:
-            control = self._client._client.control
-            await self._client.shutdown()
-            # Writes to a p2pd that has died fail; asyncio prints errors that nobody has fetched.
-            await asyncio.gather(control._read_task, control._write_task, return_exceptions=True)
-            self._client = None
+        client, self._client = self._client, None
+        if client is not None:
+            await client.shutdown()
         if self._process is not None and self._process.returncode is None:
             await _terminate(self._process)
+        if client is not None:
+            # Writes to a p2pd that has died fail; asyncio prints errors that nobody has fetched.
+            control = client._client.control
+            await asyncio.gather(control._read_task, control._write_task, return_exceptions=True)
         if self._listener is not None:
             await asyncio.wait({self._listener}, timeout=STOP_SECONDS)  # until asyncio, too, knows that it is gone
 
