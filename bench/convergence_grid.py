@@ -163,6 +163,7 @@ METHODS = {
     "muon": _method((RATES, OUTER), inner=MUON, **DILOCO),
     "muon-int4-fragments-overlap": _method((RATES, OUTER), inner=MUON, **DILOCO, **HIDDEN),
     "int4-fragments-early": _method((RATES, OUTER), landing=EARLY, **DILOCO, **HIDDEN),
+    "int4-fragments-early-anneal": _method((RATES, OUTER), landing=EARLY, schedule="anneal", **DILOCO, **HIDDEN),
     "muon-int4-fragments-early": _method(like=HIDDEN_MUON, inner=MUON, landing=EARLY, **DILOCO, **HIDDEN),
     "noloco": _method((RATES, PAIRS), algorithm="noloco", start="none"),
     "noloco-start": _method((RATES, PAIRS), algorithm="noloco", start="solo", start_fraction=0.1),

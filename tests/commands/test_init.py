@@ -30,7 +30,7 @@ def test_what_lost_least_is_chosen_however_long_the_run_is(call: Call, tmp_path:
     for steps in ("5000", "50000"):
         assert call("init", tmp_path / steps, "--steps", steps).exit_code == 0
         outer = load(tmp_path / steps).outer
-        assert (outer.algorithm, outer.start, outer.schedule, outer.momentum) == ("diloco", "solo", "constant", 0.8)
+        assert (outer.algorithm, outer.start, outer.momentum) == ("diloco", "solo", 0.8)
         assert "lost least" in prose(tmp_path / steps)
 
 
@@ -77,6 +77,15 @@ def test_a_pace_needs_sites(call: Call, tmp_path: Path) -> None:
     assert failed.exit_code == 1
     assert "--sites" in failed.output
     assert not (tmp_path / "run.toml").exists()
+
+
+@pytest.mark.parametrize(("steps", "schedule", "part"), [(20_000, "constant", 10), (100_000, "anneal", 100)])
+def test_a_run_of_many_rounds_is_annealed(call: Call, tmp_path: Path, steps: int, schedule: str, part: int) -> None:
+    assert call("init", tmp_path / "run.toml", "--steps", steps).exit_code == 0
+    config = load(tmp_path / "run.toml")
+    assert config.outer.schedule == schedule
+    assert config.inner.lr == pytest.approx(part * config.inner.min_lr)
+    assert ("annealed at the end" in prose(tmp_path / "run.toml")) == (schedule == "anneal")
 
 
 def prose(path: Path) -> str:

@@ -98,6 +98,15 @@ def test_plain_algorithms() -> None:
     assert round_plan(sync, 1000) == RoundPlan(1000, Kind.SYNC, 999, 1, 0.0, 0.0, False, False)
 
 
+@pytest.mark.parametrize(
+    ("done", "momentum", "lr"), [(0.1, 0.8, 0.6), (0.75, 0.8, 0.6), (0.875, 0.4, 0.8), (1.0, 0.0, 1.0)]
+)
+def test_annealed_in_the_last_quarter(done: float, momentum: float, lr: float) -> None:
+    outer = OuterSection(schedule="anneal", momentum=0.8, lr=0.6)
+    assert momentum_at(outer, done) == pytest.approx(momentum)
+    assert lr_at(outer, done) == pytest.approx(lr)
+
+
 def test_no_momentum_without_its_warmup() -> None:
     plan = round_plan(pier(momentum_warmup=False), 1)
     assert (plan.kind, plan.momentum, plan.warmup) == (Kind.SOLO, 0.0, False)

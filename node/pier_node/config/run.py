@@ -353,12 +353,13 @@ class OuterSection(Section):
     """Part p of the run that the synchronous start takes."""
     momentum_warmup: bool = True
     """Whether the start accumulates outer momentum."""
-    schedule: Literal["staged", "cosine", "constant"] = "staged"
-    """Schedule of the outer momentum and learning rate: the paper's steps, cosines, or constants."""
+    schedule: Literal["staged", "cosine", "constant", "anneal"] = "staged"
+    """Schedule of the outer momentum and learning rate: the paper's steps, cosines, or constants; anneal: constants,
+    which go to 0 and 1 in the last quarter of the run."""
     momentum: Fraction = 0.9
-    """Outer momentum μ of the constant schedule and of the momentum warmup."""
+    """Outer momentum μ of the schedules constant and anneal, and of the momentum warmup."""
     lr: Annotated[float, Field(gt=0)] = 0.7
-    """Outer learning rate η of the constant schedule."""
+    """Outer learning rate η of the schedules constant and anneal."""
     codec: Literal["none", "bf16", "int8", "int4", "topk", "topk2"] = "none"
     """How values are encoded; a site keeps what a lossy codec drops and sends it later (error feedback). A top-k sets
     other defaults: schedule = "constant" with momentum = 0 and lr = 1."""

@@ -37,6 +37,8 @@ def _cut(length: int, fragments: int, index: int) -> int:
 
 RAMP = 0.1
 """Part of the run after the start in which η rises from 0, and in which μ is above its final value."""
+ANNEALED = 0.25
+"""Part of the run at whose end μ is 0 and η is 1."""
 ROUNDING = 1e-9
 
 
@@ -120,8 +122,8 @@ def synced(config: RunConfig, number: int, length: int) -> int:
 def momentum_at(outer: OuterSection, done: float) -> float:
     """μ once the fraction `done` of the run is complete; boundaries belong to the later interval."""
     since = done - outer.start_fraction + ROUNDING
-    if outer.schedule == "constant":
-        return outer.momentum
+    if outer.schedule in ("constant", "anneal"):
+        return outer.momentum * (1.0 - _annealed(outer, done))
     if since < 0:
         return 0.9
     if outer.schedule == "cosine":
@@ -132,14 +134,19 @@ def momentum_at(outer: OuterSection, done: float) -> float:
 def lr_at(outer: OuterSection, done: float) -> float:
     """η once the fraction `done` of the run is complete; boundaries belong to the later interval."""
     since = done - outer.start_fraction
-    if outer.schedule == "constant":
-        return outer.lr
+    if outer.schedule in ("constant", "anneal"):
+        return outer.lr + (1.0 - outer.lr) * _annealed(outer, done)
     if since < RAMP - ROUNDING:
         return 1.1 * max(since, 0.0) / RAMP
     if outer.schedule == "cosine":
         left = 1 - outer.start_fraction - RAMP
         return 0.9 + 0.1 * (1 + math.cos(math.pi * (since - RAMP) / left)) if left > 0 else 1.1
     return 1.1 if done < 0.8 - ROUNDING else 0.9
+
+
+def _annealed(outer: OuterSection, done: float) -> float:
+    """How far μ and η have come to 0 and 1."""
+    return max(0.0, 1.0 - (1.0 - done) / ANNEALED) if outer.schedule == "anneal" else 0.0
 
 
 def _steps_of_round(outer: OuterSection) -> int:
