@@ -22,7 +22,7 @@ from pier_node.rounds.member import Rounds
 from pier_node.rounds.quorum import carried
 from pier_node.rounds.roster import Roster
 from pier_node.site.journal import Journal
-from pier_node.site.shutdown import Leave
+from pier_node.site.shutdown import TIMEOUT, Leave
 from pier_node.wire.carrier import LEAVE, PeerRefused
 from pier_proto.v1.peer_pb2 import Ballot, Handover, LeaveRequest, Phase, Pulse, Site
 
@@ -165,6 +165,16 @@ async def test_who_gets_no_answer_from_an_heir_before_anything_is_given_keeps_it
     network.weather.loss = 1.0
     await sites["a"].leave.leave()
     assert sites["a"].votes == {"a"}
+
+
+@in_virtual_time
+async def test_a_silent_peer_is_waited_for_once(network: Network, folder: Path) -> None:
+    sites = await members(network, folder)
+    network.severed.add(frozenset("ab"))
+    began = asyncio.get_running_loop().time()
+    await sites["a"].leave.leave()
+    assert sites["c"].votes == {"a", "c"}
+    assert asyncio.get_running_loop().time() - began < 1.5 * TIMEOUT
 
 
 @in_virtual_time

@@ -24,7 +24,7 @@ from pier_node.rounds.member import Rounds
 from pier_node.rounds.quorum import received
 from pier_node.rounds.roster import Roster
 from pier_node.wire.bounds import MOST_HANDOVERS, STATEMENT
-from pier_node.wire.carrier import LEAVE, BadMessage, Carrier, PeerLost
+from pier_node.wire.carrier import LEAVE, BadMessage, Carrier, PeerLost, PeerRefused
 from pier_proto.v1.peer_pb2 import Ack, Handover, LeaveRequest, Phase, Pulse, Signed
 
 TIMEOUT = 5.0
@@ -45,10 +45,11 @@ class Leave:
     def __init__(self, carrier: Carrier, roster: Roster, rounds: Rounds | None) -> None:
         self._carrier, self._roster, self._rounds = carrier, roster, rounds
         self._leaving = False
+        self._silent: set[str] = set()
         carrier.serve(LEAVE, self._take)
 
     async def leave(self) -> None:
-        """Hand all votes to the first live peer that accepts them, and tell the others not to wait for this site."""
+        """Hand all votes to the first live peer that accepts them, and tell those that answer that it leaves."""
         self._leaving = True
         others = [node for node in self._roster.participants() if node != self._carrier.node]
         with suppress(TimeoutError):
@@ -56,7 +57,7 @@ class Leave:
                 for heir in others:
                     if self._rounds is None or await self.hand_to(heir, self._rounds):
                         break
-        await asyncio.gather(*map(self._goodbye, others))
+        await asyncio.gather(*(self._goodbye(node) for node in others if node not in self._silent))
 
     async def _goodbye(self, node: str) -> None:
         try:
@@ -74,6 +75,8 @@ class Leave:
             await call(heir, LEAVE, LeaveRequest(node=node, asks=rounds.base), TIMEOUT)
         except PeerLost as lost:
             log.info("%s does not take this site's votes: %s", heir, lost.reason)
+            if not isinstance(lost, PeerRefused):
+                self._silent.add(heir)
             return False
         try:
             if await rounds.give_votes(heir):
