@@ -33,6 +33,10 @@ def test_a_line_that_is_not_whole_yet_is_not_read() -> None:
     assert read_events(b'{"round":1}\n{"round":2}\n{"rou') == [{"round": 1}, {"round": 2}]
 
 
+def test_a_line_that_a_power_cut_tore_is_skipped() -> None:
+    assert read_events(b'{"round":1}\n\0\0\0\n{"rou\n{"round":2}\n') == [{"round": 1}, {"round": 2}]
+
+
 def test_a_torn_record_says_what_to_do(tmp_path: Path) -> None:
     SiteRecord(founder=False, slot=0).save(tmp_path)
     path = tmp_path / SITE_FILE

@@ -16,11 +16,12 @@ from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.attempt import Tools
-from pier_node.rounds.folder import EVENTS_FILE
+from pier_node.rounds.folder import EVENTS_FILE, read_events
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
 from pier_node.site.report import Reporter, note, phase_name
+from pier_node.site.running import last_event
 from pier_proto.v1.peer_pb2 import Phase, Pulse, Site
 
 CONFIG = RunConfig.model_validate({"inner": {"total_steps": 100}, "outer": {"inner_steps": 10}})
@@ -120,6 +121,16 @@ def test_the_spread_of_a_run_is_the_mean_of_what_live_sites_saw() -> None:
 def test_phases_are_words() -> None:
     assert [phase_name(phase) for phase in (Phase.PHASE_STARTING, Phase.PHASE_LEAVING)] == ["starting", "leaving"]
     assert phase_name(Phase.PHASE_CATCHING_UP) == "catching up"
+
+
+def test_a_line_follows_one_that_a_power_cut_tore(tmp_path: Path) -> None:
+    for written in (b"", b'{"round":1}\n', b'{"round":1}\n{"rou'):
+        (tmp_path / EVENTS_FILE).write_bytes(written)
+        note(tmp_path, {"round": 2})
+        note(tmp_path, {"round": 3})
+        before = [{"round": 1}] if written else []
+        assert read_events((tmp_path / EVENTS_FILE).read_bytes()) == [*before, {"round": 2}, {"round": 3}]
+        assert last_event(tmp_path) == {"round": 3}
 
 
 def test_a_committed_round_leaves_a_line(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ ENOUGH = 3
 
 
 class CatchUpInPairs:
-    """Fetches states of a run of pairs, of `length` parameters, whose optimizer's state keeps `bounds`."""
+    """Fetches states of a run of pairs, of `length` parameters."""
 
     def __init__(self, carrier: Carrier, standing: Standing, length: int, faults: Faults = NO_FAULTS) -> None:
         self._carrier, self._standing, self._faults = carrier, standing, faults

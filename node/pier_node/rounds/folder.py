@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Self
@@ -24,8 +25,12 @@ DAEMON_FILE, EVENTS_FILE = "daemon.json", "events.jsonl"
 
 
 def read_events(written: bytes) -> list[dict[str, Any]]:
-    """Events that a site has written to events.jsonl so far; an incomplete last line is skipped."""
-    return [json.loads(line) for line in written[: written.rfind(b"\n") + 1].splitlines()]
+    """Events that a site has written to events.jsonl so far; a line that is not whole is skipped."""
+    events = []
+    for line in written[: written.rfind(b"\n") + 1].splitlines():
+        with suppress(ValueError):  # the machine failed while it was written
+            events.append(json.loads(line))
+    return [event for event in events if isinstance(event, dict)]
 
 
 Peer = tuple[str, str, str, int, int, str, str]

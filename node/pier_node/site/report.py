@@ -301,8 +301,10 @@ def _finite(loss: float) -> float:
 
 def note(folder: Path, event: Status) -> None:
     """Append the status after a committed round to the folder's events.jsonl."""
-    with (folder / EVENTS_FILE).open("a") as file:
-        file.write(json.dumps(finite(event)) + "\n")
+    with (folder / EVENTS_FILE).open("ab+") as file:
+        file.seek(max(0, file.tell() - 1))
+        begin = "" if file.read() in (b"", b"\n") else "\n"  # the machine failed in the middle of a line
+        file.write(f"{begin}{json.dumps(finite(event))}\n".encode())
 
 
 def finite(value: Any) -> Any:

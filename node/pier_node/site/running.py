@@ -17,7 +17,7 @@ from urllib.request import ProxyHandler, build_opener
 import psutil
 
 from pier_node.base.errors import PierError
-from pier_node.rounds.folder import DAEMON_FILE, EVENTS_FILE, load_run
+from pier_node.rounds.folder import DAEMON_FILE, EVENTS_FILE, load_run, read_events
 
 Status = dict[str, Any]
 
@@ -109,8 +109,7 @@ def last_event(folder: Path) -> dict[str, Any]:
         return {}
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-        whole = file.read().rpartition(b"\n")[0]  # a daemon may be writing the next line
-    return dict(json.loads(whole.rpartition(b"\n")[2])) if whole else {}
+        return (read_events(file.read()) or [{}])[-1]
 
 
 def start_command(folder: Path) -> str:

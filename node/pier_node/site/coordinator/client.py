@@ -267,6 +267,7 @@ class CoordinatorClient:
         while True:
             try:
                 async for order in self._link.watch(pb.WatchRequest(lease=lease)):
+                    backoff = Backoff(first=0.25, last=30.0)
                     self._take(order)
             except Unreachable:
                 pass
