@@ -88,7 +88,7 @@ class CoordinatorClient:
     def __init__(self, link: Link, here: Here, orders: Orders, reports: Reports, revoked: Revoked) -> None:
         self._link, self._here, self._orders, self._reports, self._revoked = link, here, orders, reports, revoked
         self._lease = pb.RegisterReply()
-        self._backoff = Backoff(first=0.25, last=30.0)
+        self._backoff = _retries()
         self._away = False
         self._flushed = 0.0
 
@@ -135,7 +135,7 @@ class CoordinatorClient:
         Raises:
             Refused: the coordinator does not want it.
         """
-        backoff = Backoff(first=0.25, last=30.0)
+        backoff = _retries()
         digest = hashlib.sha256(content).digest()
 
         async def send(lease: bytes, offset: int) -> None:
@@ -263,11 +263,11 @@ class CoordinatorClient:
 
     async def _watch(self, lease: bytes) -> None:
         """Receive orders as they arrive. Heartbeats detect whether the lease is still valid."""
-        backoff = Backoff(first=0.25, last=30.0)
+        backoff = _retries()
         while True:
             try:
                 async for order in self._link.watch(pb.WatchRequest(lease=lease)):
-                    backoff = Backoff(first=0.25, last=30.0)
+                    backoff = _retries()
                     self._take(order)
             except Unreachable:
                 pass
@@ -291,7 +291,7 @@ class CoordinatorClient:
     def _heard(self) -> None:
         if self._away:
             log.info("the coordinator is back")
-        self._away, self._backoff = False, Backoff(first=0.25, last=30.0)
+        self._away, self._backoff = False, _retries()
 
     async def _missed(self, problem: Exception) -> None:
         if not self._away:
@@ -310,6 +310,11 @@ async def _parts(first: pb.CheckpointPart, file: BufferedReader) -> AsyncIterato
     yield first
     async for piece in pieces_of(file, first.offset):
         yield pb.CheckpointPart(piece=piece)
+
+
+def _retries() -> Backoff:
+    """The pauses before a coordinator that does not answer is asked again."""
+    return Backoff(first=0.25, last=30.0)
 
 
 def _spread(seconds: float) -> float:
