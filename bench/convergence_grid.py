@@ -165,6 +165,9 @@ METHODS = {
     "int4-fragments-early": _method((RATES, OUTER), landing=EARLY, **DILOCO, **HIDDEN),
     "int4-fragments-early-anneal": _method((RATES, OUTER), landing=EARLY, schedule="anneal", **DILOCO, **HIDDEN),
     "muon-int4-fragments-early": _method(like=HIDDEN_MUON, inner=MUON, landing=EARLY, **DILOCO, **HIDDEN),
+    "muon-int4-fragments-early-anneal": _method(
+        like=HIDDEN_MUON, inner=MUON, landing=EARLY, schedule="anneal", **DILOCO, **HIDDEN
+    ),
     "noloco": _method((RATES, PAIRS), algorithm="noloco", start="none"),
     "noloco-start": _method((RATES, PAIRS), algorithm="noloco", start="solo", start_fraction=0.1),
 }
