@@ -20,7 +20,7 @@ from bench.wan_grid import Task
 from bench.wan_link import HOSTS, enter
 from pier_node.base.shared import SharedVector
 from pier_node.engine.messages import Done
-from pier_node.gossip.pairs import Pairs
+from pier_node.gossip.pair_rounds import PairRounds
 from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity, Signer, Token
 from pier_node.outer.layout import Entry, Layout
@@ -121,13 +121,13 @@ async def _train(rank: int, task: Task, folder: Path, say: Callable[[Mark], None
     signed, here = SignedStatements(Signer(own, config.hash())), folder / str(rank)
     site = Joined(config, Settings(here), carrier, roster, signed, Proofs(here / PROOFS_FILE), reporter)
     rounds = reporter.rounds = _rounds(task, site, state)
-    StateServer(carrier, rounds.offer, no_proof if isinstance(rounds, Pairs) else rounds.prove)
+    StateServer(carrier, rounds.offer, no_proof if isinstance(rounds, PairRounds) else rounds.prove)
     keeping = asyncio.create_task(rounds.run()) if isinstance(rounds, Rounds) else None
     await carrier.start(HOSTS[rank], PORT)
     roster.add(sites[1 - rank])
 
     async def saved(state: OuterState) -> None:
-        if isinstance(rounds, Pairs):
+        if isinstance(rounds, PairRounds):
             rounds.saved = max(rounds.saved, state.round)
 
     async def committed(checkpoint: Checkpoint, kept: Awaitable[object]) -> None:
@@ -138,7 +138,9 @@ async def _train(rank: int, task: Task, folder: Path, say: Callable[[Mark], None
     trainer = Sleeper(task.parameters, task.step_seconds, begins)
     peers = Peers(carrier, roster, task.parameters)
     agreement: Agreement
-    agreement = InPairs(rounds, peers, progress, saved, None) if isinstance(rounds, Pairs) else OfAll(rounds, peers)
+    agreement = (
+        InPairs(rounds, peers, progress, saved, None) if isinstance(rounds, PairRounds) else OfAll(rounds, peers)
+    )
     await run_work(Training(config, layout, agreement, trainer, progress, committed), roster, Orders())
     if keeping:
         keeping.cancel()
@@ -148,7 +150,7 @@ async def _on_no_disk(state: OuterState) -> None:
     """What is measured is the network."""
 
 
-def _rounds(task: Task, site: Joined, state: OuterState) -> Rounds | Pairs:
+def _rounds(task: Task, site: Joined, state: OuterState) -> Rounds | PairRounds:
     if site.config.outer.algorithm == "noloco":
         return pairs_of_two(site, state)
     return rounds_of_all(site, _on_no_disk, task.parameters, state)

@@ -287,14 +287,14 @@ def start(peers: tuple[str, ...], quiet: bool, log_json: bool, **options: Any) -
     --run founds a run. --peers or --coordinator joins one. Without these options, the run in --data resumes, or the one
     of run.toml here begins. Ctrl+C leaves the run cleanly; the same command resumes it later.
     """
-    from pier_node.trainer.spare import start_spare
+    from pier_node.trainer.early_start import start_early
 
     own = not (options["command"] or options["program_socket"])
-    spare = start_spare(options["folder"], options["workers"]) if own else None  # before much is imported
+    early = start_early(options["folder"], options["workers"]) if own else None  # before much is imported
     from pier_node.commands.daemon import run_site
     from pier_node.site.settings import Settings
 
-    run_site(Settings(peers=peers, spare=spare, **options), quiet, log_json)
+    run_site(Settings(peers=peers, early=early, **options), quiet, log_json)
 
 
 @main.command()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from experts.serving.ensembles import make_ensemble, opened, served
 
-from pier_node.experts.serving.queue import Asking
+from pier_node.experts.serving.generation import Asking
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser

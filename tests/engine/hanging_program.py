@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from pier_node.engine.messages import VERSION, Attach, Attached, Done, Progress, Ready, Train, decode, encode
-from pier_node.engine.process import ENGINE_VARIABLE
 from pier_node.engine.ranks import enter
+from pier_node.engine.training_process import ENGINE_VARIABLE
 
 
 def main() -> None:

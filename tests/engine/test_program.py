@@ -24,8 +24,8 @@ from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector
 from pier_node.base.toml import validated
 from pier_node.config.run import RunConfig
-from pier_node.engine import process
 from pier_node.engine import program as module
+from pier_node.engine import training_process
 from pier_node.engine.messages import (
     LINE_LIMIT,
     VERSION,
@@ -51,9 +51,9 @@ from pier_node.engine.messages import (
     encode,
 )
 from pier_node.engine.moments import Moments
-from pier_node.engine.process import Command
 from pier_node.engine.program import Patience, Program, RunView
 from pier_node.engine.ranks import PID, STEPS, enter
+from pier_node.engine.training_process import Command
 
 TENSORS = ["weight 2x3"]
 CONFIG = validated(
@@ -274,7 +274,7 @@ def test_no_time_counts_while_the_daemon_has_the_turn(monkeypatch: pytest.Monkey
 async def test_a_hung_command_is_ended_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOOK_SECONDS", "DUMP_SECONDS", "LEAVE_SECONDS"):
         monkeypatch.setattr(module, name, 0.02)
-    monkeypatch.setattr(process, "RESTART_SECONDS", 0.02)
+    monkeypatch.setattr(training_process, "RESTART_SECONDS", 0.02)
     program = Program(None, Command((sys.executable, str(Path(__file__).with_name("hanging_program.py")))))
     monkeypatch.setenv("HANG_ONCE", str(tmp_path / "hung"))
     try:
@@ -383,8 +383,8 @@ Play = Callable[..., Own]
 async def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Play]:
     for name in ("CLOSE_SECONDS", "LEAVE_SECONDS"):
         monkeypatch.setattr(module, name, 0.02)
-    monkeypatch.setattr(process, "RESTART_SECONDS", 0.02)
-    monkeypatch.setattr(process, "GIVE_UP_SECONDS", 0.02)
+    monkeypatch.setattr(training_process, "RESTART_SECONDS", 0.02)
+    monkeypatch.setattr(training_process, "GIVE_UP_SECONDS", 0.02)
     scenes: list[Own] = []
 
     def begin(saved: Moments | None = None) -> Own:
@@ -611,7 +611,7 @@ async def test_what_the_daemon_started_is_started_again(play: Play) -> None:
 async def test_a_program_that_dies_too_often_is_given_up(
     play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "MAX_RESTARTS", 1)
+    monkeypatch.setattr(training_process, "MAX_RESTARTS", 1)
     scene = play()
     actor = await scene.start()
     await scene.started()

@@ -16,7 +16,7 @@ from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.tasks import Signal
 from pier_node.config.run import NolocoSection
 from pier_node.gossip.pair_commit import PairTools, Records
-from pier_node.gossip.pairs import Pairs
+from pier_node.gossip.pair_rounds import PairRounds
 from pier_node.gossip.standing import Standing
 from pier_node.outer.codec.interface import Plain
 from pier_node.outer.mean import Update
@@ -44,7 +44,7 @@ class PairMemory:
 
 
 class PairMember:
-    """A site that holds pairs: carrier, roster and Pairs."""
+    """A site that holds pairs: carrier, roster and PairRounds."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class PairMember:
         standing = Standing(self.roster, founder, PlainStatements(node))
         place = self.carrier, self.roster, standing, self.journal
         self.tools = PairTools(*place, rates or NolocoSection(), Plain(), faults, 5)
-        self.pairs = Pairs(self.tools, RUN, state or outer_state([node]), nonces(node))
+        self.pairs = PairRounds(self.tools, RUN, state or outer_state([node]), nonces(node))
 
     def pulse(self) -> Pulse:
         state = self.pairs.state

@@ -11,7 +11,7 @@ from simulation.network import Network
 from simulation.virtual_time import run
 
 from pier_node.gossip.pair_commit import Doubt, Records
-from pier_node.gossip.pairs import FOLLOW
+from pier_node.gossip.pair_rounds import FOLLOW
 from pier_node.wire.carrier import SETTLE, PeerRefused
 from pier_proto.v1.peer_pb2 import SettleReply, SettleRequest
 

@@ -17,7 +17,7 @@ from simulation.pair_cluster import PairCluster, config
 from simulation.statements import M, PlainStatements
 from simulation.virtual_time import run
 
-from pier_node.gossip.pairs import Pairs
+from pier_node.gossip.pair_rounds import PairRounds
 from pier_node.gossip.standing import Standing, leads
 from pier_node.rounds.roster import Roster
 from pier_node.wire.bounds import VOUCHES
@@ -225,7 +225,7 @@ def test_strangers_that_claim_the_last_round_move_nobody(caplog: pytest.LogCaptu
                 cluster.nodes[name].roster.add(Site(node=node, address="sim"))
         await cluster.settle(cluster.names, 6 * 3600.0)
         pairs = cluster.nodes["a1"].rounds
-        assert isinstance(pairs, Pairs)
+        assert isinstance(pairs, PairRounds)
         assert all(map(pairs.standing.has, cluster.names))
         assert not any(map(pairs.standing.has, strangers))
 

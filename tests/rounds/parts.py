@@ -19,7 +19,7 @@ from pier_node.outer.state import OuterState
 from pier_node.rounds.attempt import Attempt
 from pier_node.rounds.commitments import Cast
 from pier_node.rounds.suspects import Suspicion
-from pier_proto.v1.peer_pb2 import Link, Proposal, Ready, Signed, Value
+from pier_proto.v1.peer_pb2 import Link, Proposal, Ready, Signed, Value, Vote
 
 BALLOT = ballot(3, "a")
 
@@ -46,6 +46,14 @@ def adopting(result: OuterState, members: str, holders: str, *names: str) -> Pro
         adopt=adopted,
         holders=list(holders),
     )
+
+
+def vote(node: str, number: int = 3) -> Vote:
+    return Vote(node=node, round=1, ballot=ballot(number), digest=b"x" * 32, plan=b"p" * 32)
+
+
+def signed(message: Vote) -> Signed:
+    return PlainStatements(message.node).seal(message)
 
 
 class Part:

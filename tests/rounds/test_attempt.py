@@ -6,18 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rounds.cases import CALM, LENGTH, Member, Puppet, add_mean, ballot, outer_state
-from rounds.parts import BALLOT, Part, adopting, fresh, scene, stop_at
+from rounds.cases import CALM, LENGTH, Member, Puppet, add_mean, outer_state
+from rounds.parts import BALLOT, Part, adopting, fresh, scene, signed, stop_at, vote
 from simulation.network import Network
-from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
 from pier_node.base.faults import Faults
 from pier_node.base.shared import SharedVector
-from pier_node.config.run import SITES
 from pier_node.outer.mean import Update
 from pier_node.outer.state import MOMENTUM, OuterState
-from pier_node.rounds.attempt import TELLS, Attempt, VoteBook, check_finite
+from pier_node.rounds.attempt import TELLS, Attempt, check_finite
 from pier_node.rounds.commitments import Cast
 from pier_node.rounds.proofs import Trusted, follow
 from pier_node.rounds.suspects import NOBODY, Suspicion
@@ -32,14 +30,6 @@ def announced(member: Member) -> Ready:
 async def decided(attempt: Attempt, update: Update) -> OuterState:
     state, _ = await attempt.run(update, add_mean)
     return state
-
-
-def vote(node: str, number: int = 3) -> Vote:
-    return Vote(node=node, round=1, ballot=ballot(number), digest=b"x" * 32, plan=b"p" * 32)
-
-
-def signed(message: Vote) -> Signed:
-    return PlainStatements(message.node).seal(message)
 
 
 def test_all_decide_the_same() -> None:
@@ -303,54 +293,6 @@ def test_a_message_that_gets_lost_is_told_again_but_not_for_ever() -> None:
 
 
 # --- votes --------------------------------------------------------------------------------
-
-
-def test_votes_may_come_before_their_attempt() -> None:
-    book = VoteBook()
-    for node in "ba":
-        book.count(vote(node), signed(vote(node)), "ab")
-    assert book.of(BALLOT) == {"a": vote("a"), "b": vote("b")}
-    assert book.signed(BALLOT, "ab") == [signed(vote("a")), signed(vote("b"))]
-    assert book.of(ballot(4)) == {}
-    book.clear()
-    assert book.of(BALLOT) == {}
-
-
-def test_a_flood_of_ballots_takes_no_more_memory_and_drops_the_oldest() -> None:
-    book = VoteBook()
-    for number in range(1, 1000):
-        book.count(vote("a", number), signed(vote("a", number)), "ab")
-    assert [number for number in range(1, 1000) if book.of(ballot(number))] == [996, 997, 998, 999]
-    assert book.of(ballot(999)) == {"a": vote("a", 999)}
-
-
-def test_the_first_vote_of_a_node_in_a_ballot_counts() -> None:
-    """A later one with another plan convicts nobody, and would spoil the link."""
-    book, later = VoteBook(), vote("a")
-    later.plan = b"q" * 32
-    for it in (vote("a"), later):
-        book.count(it, signed(it), "ab")
-    assert book.signed(BALLOT, "a") == [signed(vote("a"))]
-
-
-def test_a_flood_pushes_out_nobody_elses_vote() -> None:
-    """A liar's votes for ballots to come must not evict the vote that an attempt waits for."""
-    book = VoteBook()
-    book.count(vote("b"), signed(vote("b")), "ab")
-    for number in range(4, 1000):
-        book.count(vote("a", number), signed(vote("a", number)), "ab")
-    assert book.of(BALLOT) == {"b": vote("b")}
-
-
-def test_no_more_voters_are_heard_than_a_run_has_sites() -> None:
-    book = VoteBook()
-    for number in range(SITES + 1):
-        book.count(vote(f"{number:04}"), Signed(), "ab")
-    assert len(book.of(BALLOT)) == SITES
-    for node in "ab":
-        book.count(vote(node), Signed(), "ab")
-    assert len(book.of(BALLOT)) == SITES
-    assert {"a", "b"} <= book.of(BALLOT).keys(), "strangers make room for members"
 
 
 @pytest.mark.parametrize("changed", ["digest", "plan"])

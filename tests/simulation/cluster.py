@@ -23,7 +23,7 @@ from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
 from pier_node.engine import messages
 from pier_node.gossip.pair_commit import PairTools, Records
-from pier_node.gossip.pairs import Pairs
+from pier_node.gossip.pair_rounds import PairRounds
 from pier_node.gossip.standing import Standing
 from pier_node.outer.codec import codec
 from pier_node.outer.layout import Layout
@@ -162,7 +162,7 @@ class Node:
 
     carrier: SimCarrier
     roster: Roster
-    rounds: Rounds | Pairs
+    rounds: Rounds | PairRounds
     trainer: FakeTrainer
     training: Training
     main: asyncio.Task[None]
@@ -210,7 +210,7 @@ class Cluster:
                 training_for=progress.training_for,
                 validation_loss=progress.validation_loss,
                 spread=progress.spread,
-                vouches=rounds.vouches if isinstance(rounds, Pairs) else (),
+                vouches=rounds.vouches if isinstance(rounds, PairRounds) else (),
             )
 
         roster = Roster(carrier, pulse)
@@ -251,13 +251,13 @@ class Cluster:
         main = carrier.spawn(self._live(loop, roster))
         self.nodes[name] = Node(carrier, roster, rounds, trainer, loop, main)
 
-    def _pairs_of(self, name: str, carrier: SimCarrier, roster: Roster, state: OuterState) -> Pairs:
+    def _pairs_of(self, name: str, carrier: SimCarrier, roster: Roster, state: OuterState) -> PairRounds:
         outer, disk = self.config.outer, self.disks[name]
         standing = Standing(roster, self.founder, PlainStatements(name), self.network.random)
         place = carrier, roster, standing, PairDisk(disk)
         tools = PairTools(*place, outer.noloco, codec(outer.codec), self._faults(name), CHUNK)
         tools.weighing = partial(weighing, self.config)
-        return Pairs(tools, PairRun(self.seed, total_rounds(self.config)), state, self._nonces())
+        return PairRounds(tools, PairRun(self.seed, total_rounds(self.config)), state, self._nonces())
 
     def _rounds_of(self, name: str, carrier: SimCarrier, roster: Roster, state: OuterState) -> Rounds:
         disk, lossy = self.disks[name], codec(self.config.outer.codec)
@@ -324,7 +324,7 @@ class Cluster:
             state = checkpoint.state
             self.committed[state.round][name].add(state.digest)
             self.disks[name].checkpoint = checkpoint
-            if isinstance(rounds := self.nodes[name].rounds, Pairs):
+            if isinstance(rounds := self.nodes[name].rounds, PairRounds):
                 rounds.saved = max(rounds.saved, state.round)
 
         return save
@@ -332,7 +332,7 @@ class Cluster:
     def _keeping(self, name: str) -> Any:
         async def keep(state: OuterState) -> None:
             self.disks[name].state = state
-            if name in self.nodes and isinstance(rounds := self.nodes[name].rounds, Pairs):
+            if name in self.nodes and isinstance(rounds := self.nodes[name].rounds, PairRounds):
                 rounds.saved = state.round
             else:
                 self.committed[state.round][name].add(state.digest)

@@ -17,7 +17,7 @@ from pier_node.base.faults import Faults
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
 from pier_node.engine.device import Device
-from pier_node.gossip.pairs import Pairs
+from pier_node.gossip.pair_rounds import PairRounds
 from pier_node.outer.layout import Layout
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.folder import SiteRecord
@@ -143,16 +143,16 @@ def watched_rounds(*parts: Any) -> Rounds:
     return rounds
 
 
-class WatchedPairs(Pairs):
-    """Pairs that say when they go on from another's state."""
+class WatchedPairs(PairRounds):
+    """Rounds of pairs that say when they go on from another's state."""
 
     async def adopt(self, state: OuterState) -> None:
-        """See Pairs."""
+        """See PairRounds."""
         this_process().adopted = True
         await super().adopt(state)
 
 
-def watched_pairs(*parts: Any) -> Pairs:
+def watched_pairs(*parts: Any) -> PairRounds:
     """`pairs_of_two`, watched."""
     pairs = this_process().pairs = pairs_of_two(*parts)
     pairs.__class__ = WatchedPairs

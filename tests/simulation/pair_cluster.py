@@ -13,7 +13,7 @@ from simulation.cluster import Cluster, Node
 
 from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
-from pier_node.gossip.pairs import Pairs
+from pier_node.gossip.pair_rounds import PairRounds
 from pier_node.outer.mean import Update
 from pier_node.outer.state import OuterState
 
@@ -30,7 +30,7 @@ class Step:
 
 @dataclass
 class PairCluster(Cluster):
-    """Records what `Pairs` does at every site."""
+    """Records what `PairRounds` does at every site."""
 
     steps: dict[str, dict[int, Step]] = field(default_factory=lambda: defaultdict(dict))
     adopted: set[str] = field(default_factory=set)
@@ -41,7 +41,7 @@ class PairCluster(Cluster):
     def boot(self, name: str) -> None:
         super().boot(name)
         pairs = self.nodes[name].rounds
-        assert isinstance(pairs, Pairs)
+        assert isinstance(pairs, PairRounds)
         commit, adopt = pairs.commit, pairs.adopt
 
         async def watched(number: int, update: Update, saved: Any) -> OuterState:
@@ -63,7 +63,7 @@ class PairCluster(Cluster):
         return {
             name
             for name, node in self.nodes.items()
-            if isinstance(node.rounds, Pairs) and node.rounds._outcomes._source
+            if isinstance(node.rounds, PairRounds) and node.rounds._outcomes._source
         }
 
     def in_doubt(self, name: str, number: int) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from simulation.disk import Disk
 
-from pier_node.gossip.pairs import Pairs
+from pier_node.gossip.pair_rounds import PairRounds
 from pier_node.rounds.member import Rounds
 from pier_node.site.orders import Orders
 
@@ -49,7 +49,7 @@ class Process:
     trainer: HuntWorkers | None = None
     training: Training | None = None
     rounds: Rounds | None = None
-    pairs: Pairs | None = None
+    pairs: PairRounds | None = None
     adopted: bool = False
     """In a run of pairs: it has gone on from another's state."""
 

@@ -12,10 +12,10 @@ import torch
 from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import RunConfig
-from pier_node.engine import process
+from pier_node.engine import training_process
 from pier_node.engine.messages import SAMPLE, WORDS, Logged, Progress
-from pier_node.engine.process import ENGINE_VARIABLE
 from pier_node.engine.program import Program
+from pier_node.engine.training_process import ENGINE_VARIABLE
 from pier_node.trainer.command import Workers, own_trainer
 from pier_node.trainer.data.corpus import SiteData, Windows, open_corpus
 from pier_node.trainer.replica import Replica
@@ -189,7 +189,7 @@ async def test_bad_data_is_the_callers_error(open_trainer: Open, weights: Shared
 async def test_workers_that_die_too_often_are_given_up(
     open_trainer: Open, weights: SharedVector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "MAX_RESTARTS", 0)
+    monkeypatch.setattr(training_process, "MAX_RESTARTS", 0)
     trainer = open_trainer()
     await trainer.start()
     with pytest.raises(PierError, match="ends again and again") as caught:

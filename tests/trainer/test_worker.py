@@ -38,8 +38,8 @@ from pier_node.engine.messages import (
     decode,
     encode,
 )
-from pier_node.engine.process import ENGINE_VARIABLE
 from pier_node.engine.ranks import COLUMNS
+from pier_node.engine.training_process import ENGINE_VARIABLE
 from pier_node.trainer.command import Setup
 from pier_node.trainer.data.corpus import Windows
 from pier_node.trainer.model.decoder import Decoder

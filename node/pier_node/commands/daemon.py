@@ -48,8 +48,8 @@ def run_site(settings: Settings, quiet: bool, log_json: bool = False) -> None:
     try:
         asyncio.run(_run(with_run_here(settings), say, console if lively else None))
     finally:
-        if settings.spare and settings.spare.waits:
-            settings.spare.tell({})
+        if settings.early and settings.early.waits:
+            settings.early.tell({})
 
 
 async def _run(settings: Settings, say: Callable[[str], None], lively: Console | None) -> None:

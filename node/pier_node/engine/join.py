@@ -27,7 +27,7 @@ from pier_node.engine.machines import Ranks
 from pier_node.engine.messages import VERSION, Attach
 from pier_node.engine.own_state import OwnState
 from pier_node.engine.parameters import Vectors
-from pier_node.engine.process import ENGINE_VARIABLE
+from pier_node.engine.training_process import ENGINE_VARIABLE
 
 JOIN_VARIABLE = "PIER_JOIN"
 """Environment variable that settles which site of a simulation a process is (pier/simulation.py), as JSON."""

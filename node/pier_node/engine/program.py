@@ -35,8 +35,8 @@ from pier_node.config.run import RunConfig
 from pier_node.engine import messages
 from pier_node.engine.device import Device
 from pier_node.engine.moments import Moments, SharedMoments
-from pier_node.engine.process import Command, TrainingProcess
 from pier_node.engine.ranks import RankTable
+from pier_node.engine.training_process import Command, TrainingProcess
 from pier_node.outer.layout import Layout
 
 ATTACH_SECONDS = 600.0

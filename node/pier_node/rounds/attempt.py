@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
@@ -19,19 +19,19 @@ from pier_node.base.patience import LearnedWait
 from pier_node.base.shared import SharedVector
 from pier_node.base.tasks import Signal, cancel_and_wait, first_of, run_to_end
 from pier_node.base.tracing import span
-from pier_node.config.run import SITES
 from pier_node.outer.codec.interface import Codec, Plain
 from pier_node.outer.mean import Mean, Update, Weighing, norm_limit, weighted_mean
 from pier_node.outer.state import ANCHOR, OuterState, distance, l2_norm
-from pier_node.rounds.commitments import BallotName, Cast, Journal, Promises
-from pier_node.rounds.double_votes import contradict, remembers
+from pier_node.rounds.commitments import Cast, Journal, Promises
+from pier_node.rounds.double_votes import remembers
 from pier_node.rounds.means import Means
 from pier_node.rounds.proofs import Proofs, plan_name
-from pier_node.rounds.quorum import needed, order
+from pier_node.rounds.quorum import needed
 from pier_node.rounds.reduce import CHUNK, Codes, Plan, Reduction
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.rounds.suspects import NOBODY, Suspicion
+from pier_node.rounds.vote_book import VoteBook
 from pier_node.wire.carrier import ABORT, VOTE, BadMessage, Carrier, Chunk, Method, PeerLost, Q
 from pier_proto.v1 import peer_pb2 as pb
 
@@ -44,57 +44,6 @@ log = logging.getLogger(__name__)
 
 Advance = Callable[[OuterState, SharedVector, Mapping[str, int]], OuterState]
 """(last state, mean, tokens by member) -> next state, with the same bits at every member; it may keep the mean."""
-
-
-class VoteBook:
-    """The votes of the coming round that have arrived, including those of attempts that we have not heard of yet.
-
-    It keeps the newest few of each sender: a sender of many votes pushes out only its own.
-    """
-
-    EACH = 4
-    """Number of votes kept per sender."""
-
-    def __init__(self) -> None:
-        self._votes: dict[str, dict[BallotName, tuple[pb.Vote, pb.Signed]]] = {}
-
-    def of(self, ballot: pb.Ballot) -> dict[str, pb.Vote]:
-        """Votes in a ballot, by node."""
-        name = order(ballot)
-        return {node: votes[name][0] for node, votes in self._votes.items() if name in votes}
-
-    def signed(self, ballot: pb.Ballot, group: Iterable[str]) -> list[pb.Signed]:
-        """The votes of these members in a ballot, as they signed them."""
-        return [self._votes[node][order(ballot)][1] for node in group]
-
-    def count(self, vote: pb.Vote, signed: pb.Signed, welcome: Collection[str]) -> pb.DoubleVote | None:
-        """Note a vote. When the book is full, unwelcome senders make room for welcome ones.
-
-        Returns a proof that the node lies, if this vote contradicts one of its earlier votes.
-        """
-        if vote.node not in self._votes and len(self._votes) >= SITES:
-            strangers = self._votes.keys() - welcome
-            if vote.node not in welcome or not strangers:
-                return None
-            del self._votes[strangers.pop()]
-        votes = self._votes.setdefault(vote.node, {})
-        against = [its for earlier, its in votes.values() if contradict(earlier, vote)]
-        votes.setdefault(order(vote.ballot), (vote, signed))  # the first counts: a link may rest on it already
-        if len(votes) > self.EACH:
-            del votes[min(votes)]
-        return pb.DoubleVote(one=against[0], other=signed) if against else None
-
-    def refutation(self, ballot: pb.Ballot, value: pb.Value) -> pb.Signed | None:
-        """A vote that refutes a result: by a member of the attempt that computed it, for another; None if none does."""
-        if order(ballot) != order(value.origin):
-            return None
-        votes = self.of(ballot)
-        others = [node for node in value.members if node in votes and votes[node].digest != value.digest]
-        return self.signed(ballot, others[:1])[0] if others else None
-
-    def clear(self) -> None:
-        """Forget all votes: the round is over."""
-        self._votes.clear()
 
 
 @dataclass

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.gossip.catch_up import CatchUpInPairs
 from pier_node.gossip.merge import Merge
-from pier_node.gossip.pairs import Pairs
+from pier_node.gossip.pair_rounds import PairRounds
 from pier_node.outer.mean import Update
 from pier_node.outer.schedule import RoundPlan
 from pier_node.outer.state import OuterState
@@ -56,7 +56,7 @@ class Agreement(ABC):
         rounds: hold the state that the next round follows from.
     """
 
-    def __init__(self, rounds: Rounds | Pairs, peers: Peers) -> None:
+    def __init__(self, rounds: Rounds | PairRounds, peers: Peers) -> None:
         self.rounds, self.node, self.faults = rounds, peers.carrier.node, peers.faults
         self._carrier, self._roster = peers.carrier, peers.roster
 
@@ -167,7 +167,7 @@ class InPairs(Agreement):
 
     def __init__(
         self,
-        pairs: Pairs,
+        pairs: PairRounds,
         peers: Peers,
         progress: Progress,
         keep: Callable[[OuterState], Awaitable[None]],

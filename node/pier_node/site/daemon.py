@@ -21,8 +21,8 @@ from pier_node.base.errors import PierError
 from pier_node.base.tasks import Background, first_of
 from pier_node.base.toml import read_toml, validated
 from pier_node.config.run import RunConfig
-from pier_node.engine.process import Command
 from pier_node.engine.program import Program
+from pier_node.engine.training_process import Command
 from pier_node.identity.node import Signer, Token
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import total_rounds

@@ -1,4 +1,4 @@
-"""A site that has joined its run, and its part in outer rounds: Rounds of all sites, or Pairs."""
+"""A site that has joined its run, and its part in outer rounds: rounds of all sites, or of pairs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pier_node.base.tasks import Background
 from pier_node.config.run import RunConfig
 from pier_node.gossip.pair_commit import PairTools
-from pier_node.gossip.pairs import Pairs
+from pier_node.gossip.pair_rounds import PairRounds
 from pier_node.gossip.standing import Standing
 from pier_node.outer.codec import codec
 from pier_node.outer.mean import ONE_EACH, trimmed_mean, weighing, weighted_mean
@@ -151,8 +151,8 @@ def rounds_of_all(site: Joined, keep: Keep, length: int, state: OuterState, mean
     return Rounds(tools, state, lambda number: length if piped else synced(config, number, length))
 
 
-def pairs_of_two(site: Joined, state: OuterState) -> Pairs:
-    """Pairs, with the pairs that this site has stored."""
+def pairs_of_two(site: Joined, state: OuterState) -> PairRounds:
+    """The rounds of pairs, with the pairs that this site has stored."""
     config = site.config
     tools = PairTools(
         carrier=site.carrier,
@@ -164,4 +164,4 @@ def pairs_of_two(site: Joined, state: OuterState) -> Pairs:
         faults=site.settings.faults,
         weighing=partial(weighing, config),
     )
-    return Pairs(tools, PairRun(config.run.seed, total_rounds(config)), state)
+    return PairRounds(tools, PairRun(config.run.seed, total_rounds(config)), state)

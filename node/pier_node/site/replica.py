@@ -15,7 +15,7 @@ from pier_node.base.units import count
 from pier_node.engine.messages import Logged, newest
 from pier_node.engine.moments import Moments
 from pier_node.engine.program import Program
-from pier_node.gossip.pairs import Pairs
+from pier_node.gossip.pair_rounds import PairRounds
 from pier_node.outer.advance import get_ready
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import total_rounds
@@ -79,7 +79,7 @@ class Replica:
 
     async def begin(self, stack: AsyncExitStack, checkpoint: Checkpoint) -> None:
         """Become a member, and continue from the checkpoint. When the stack is closed, save the rest and leave."""
-        if isinstance(self.rounds, Pairs):
+        if isinstance(self.rounds, PairRounds):
             stack.push_async_callback(self.rounds.stop)
             self._joined.leave_politely(stack, None)
         else:
@@ -161,7 +161,7 @@ class Replica:
 
     def saved(self, state: OuterState) -> None:
         """Take note that from now on this state would survive a power cut."""
-        if isinstance(self.rounds, Pairs):
+        if isinstance(self.rounds, PairRounds):
             self.rounds.saved = max(self.rounds.saved, state.round)
 
     def _save_rest(self) -> None:
@@ -193,7 +193,7 @@ async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack
         program.place(config, joined.record.slot % slots, slots, folder / "program", view)
     else:
         settings = joined.settings
-        workers = Workers(settings.workers, settings.parallel, settings.spare, told.samples)
+        workers = Workers(settings.workers, settings.parallel, settings.early, told.samples)
         trainer = own_trainer(config, node, joined.data, folder, workers)
         stack.push_async_callback(trainer.stop)
     trainer.on_log = partial(_log, joined.progress, trackers)

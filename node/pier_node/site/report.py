@@ -26,7 +26,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, gen
 from pier_node.base.http import under_known_names
 from pier_node.config.run import RunConfig
 from pier_node.engine.program import RunView
-from pier_node.gossip.pairs import Pairs
+from pier_node.gossip.pair_rounds import PairRounds
 from pier_node.outer.schedule import round_plan, total_rounds
 from pier_node.outer.state import OuterState
 from pier_node.rounds.folder import EVENTS_FILE
@@ -146,7 +146,7 @@ class Reporter:
     site: Site
     carrier: Carrier
     progress: Progress
-    rounds: Rounds | Pairs | None = None
+    rounds: Rounds | PairRounds | None = None
     place: Callable[[], Place | None] = lambda: None
     gives: bool = False
     paths: Callable[[], Paths | None] = lambda: None
@@ -174,7 +174,7 @@ class Reporter:
             place=self.place(),
             wanted_stage=self.wanted(),
             gives=self.gives,
-            vouches=rounds.vouches if isinstance(rounds, Pairs) else (),
+            vouches=rounds.vouches if isinstance(rounds, PairRounds) else (),
         )
 
     def view(self, roster: Roster) -> RunView:

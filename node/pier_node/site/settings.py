@@ -8,7 +8,7 @@ from typing import Self
 
 from pier_node.base.faults import NO_FAULTS, Faults, kill_at
 from pier_node.config.run import RunConfig
-from pier_node.engine.process import Child
+from pier_node.engine.training_process import Child
 from pier_node.rounds.folder import SiteRecord
 from pier_node.trainer.parallel import AUTO, Parallel
 from pier_node.wire.transport import Transport
@@ -37,7 +37,7 @@ class Settings:
         program_socket: where a program that has started this daemon will attach; see engine/program.py.
         weights: a folder in Hugging Face's format that has the weights to found a run from; None: from the run's seed.
         founding: the run to found, instead of the one in `run`.
-        spare: Pier's trainer, which was started before this site knows what it trains: see trainer/spare.py.
+        early: Pier's trainer, which was started before this site knows what it trains: see trainer/early_start.py.
     """
 
     folder: Path
@@ -62,7 +62,7 @@ class Settings:
     program_socket: Path | None = None
     weights: Path | None = None
     founding: RunConfig | None = None
-    spare: Child | None = None
+    early: Child | None = None
 
     @property
     def has_program(self) -> bool:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Self
 
 from pier_node.config.run import RunConfig, from_canonical
-from pier_node.engine.process import Child, Command
 from pier_node.engine.program import Program
+from pier_node.engine.training_process import Child, Command
 from pier_node.trainer.data.corpus import SiteData
+from pier_node.trainer.early_start import log_file, words
 from pier_node.trainer.parallel import DDP, Parallel
-from pier_node.trainer.spare import log_file, words
 
 SETUP_VARIABLE = "PIER_TRAINER"
 """Environment variable: the trainer's Setup, as JSON."""
@@ -62,13 +62,13 @@ class Workers:
     Attributes:
         count: how many; 0: one per device.
         parallel: how they share the model.
-        spare: see spare.py.
+        early: see early_start.py.
         samples: whether they log samples of text.
     """
 
     count: int = 0
     parallel: Parallel = DDP
-    spare: Child | None = None
+    early: Child | None = None
     samples: bool = False
 
 
@@ -80,7 +80,7 @@ def own_trainer(config: RunConfig, node: str, data: SiteData, folder: Path, work
         folder: this node's folder; receives `logs/workers.log` and `cache`.
     """
     setup = Setup(config.canonical(), node, data.path, config.data.tokenizer, workers.parallel, workers.samples)
-    command = Command(words(workers.count), setup.environment(), log_file(folder), workers.spare)
+    command = Command(words(workers.count), setup.environment(), log_file(folder), workers.early)
     program = Program(None, command)
     program.place(config, data.slot, data.slots, folder / "cache")
     return program

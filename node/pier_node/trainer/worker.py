@@ -45,7 +45,7 @@ from pier_node.config.run import RunConfig
 from pier_node.engine import messages
 from pier_node.engine.client import Link, Site, StopTraining
 from pier_node.engine.machines import Ranks
-from pier_node.engine.process import ENGINE_VARIABLE
+from pier_node.engine.training_process import ENGINE_VARIABLE
 from pier_node.outer.layout import Layout
 from pier_node.trainer import devices
 from pier_node.trainer.command import Setup
@@ -289,7 +289,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=0, help="0: one for each device")
     workers = parser.parse_args().workers
-    if ENGINE_VARIABLE not in os.environ:  # a spare: see spare.py
+    if ENGINE_VARIABLE not in os.environ:  # started early: see early_start.py
         if not (told := sys.stdin.read()):
             return
         os.environ.update(json.loads(told))

@@ -14,8 +14,8 @@ from aiohttp import web
 from pier_node.commands.serve import ServeOptions, open_models
 from pier_node.config.run import ModelSection
 from pier_node.experts.serving.app import make_app
+from pier_node.experts.serving.generation import Asking
 from pier_node.experts.serving.plugging import Plugs
-from pier_node.experts.serving.queue import Asking
 from pier_node.outer.layout import Layout
 from pier_node.trainer.model.export import export
 

@@ -19,8 +19,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from pier_node.base.http import add_headers, is_from_elsewhere, is_from_here
 from pier_node.experts.serving.form import ChatForm, CompletionForm, event
+from pier_node.experts.serving.generation import Answer, Asking, Token
 from pier_node.experts.serving.plugging import Plugs
-from pier_node.experts.serving.queue import Answer, Asking, Token
 from pier_node.experts.serving.request import ChatRequest, CompletionRequest, Refusal, Request, parse
 
 DONE = b"data: [DONE]\n\n"

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pier_node.experts.serving.queue import Answer, Token
+from pier_node.experts.serving.generation import Answer, Token
 
 Json = dict[str, Any]
 Told = Mapping[Answer, Sequence[Token]]

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pier_node.base.errors import PierError
+from pier_node.experts.serving.generation import Asking
 from pier_node.experts.serving.models import Expert
-from pier_node.experts.serving.queue import Asking
 from pier_node.experts.serving.request import Refusal
 from pier_node.experts.serving.tokenizer import ModelTokenizer
 

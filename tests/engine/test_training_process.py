@@ -12,8 +12,8 @@ import pytest
 
 from pier_node.base.errors import PierError
 from pier_node.base.tasks import Hearing
-from pier_node.engine import process
-from pier_node.engine.process import ENGINE_VARIABLE, Child, Command, TrainingProcess
+from pier_node.engine import training_process
+from pier_node.engine.training_process import ENGINE_VARIABLE, Child, Command, TrainingProcess
 
 STUBBORN = """
 import signal, subprocess, sys, time
@@ -57,7 +57,7 @@ Play = Callable[..., Scene]
 
 @pytest.fixture
 async def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Play]:
-    monkeypatch.setattr(process, "RESTART_SECONDS", 0.02)
+    monkeypatch.setattr(training_process, "RESTART_SECONDS", 0.02)
     scenes: list[Scene] = []
 
     def begin(*words: str) -> Scene:
@@ -73,7 +73,7 @@ async def test_a_command_that_ends_again_and_again_is_explained_with_its_log(pla
     error = await play(sys.executable, "-c", TELL).error()
     assert "the training program ends again and again (exit code 3)" in error.problem
     assert str(tmp_path / "logs" / "log") in error.problem
-    assert error.problem.count(f"{tmp_path / 'socket'} mole") == 1 + process.MAX_RESTARTS
+    assert error.problem.count(f"{tmp_path / 'socket'} mole") == 1 + training_process.MAX_RESTARTS
 
 
 async def test_a_command_that_cannot_be_run_is_named(play: Play) -> None:
@@ -95,8 +95,8 @@ async def test_without_a_log_the_remedy_is_the_callers() -> None:
 async def test_deaths_count_once_and_since_the_last_progress(
     play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "MAX_RESTARTS", 1)
-    monkeypatch.setattr(process, "GIVE_UP_SECONDS", 0.02)
+    monkeypatch.setattr(training_process, "MAX_RESTARTS", 1)
+    monkeypatch.setattr(training_process, "GIVE_UP_SECONDS", 0.02)
     scene = play("sh", "-c", "echo here; sleep 600")
     await scene.said(lambda text: "here" in text)
     for _ in range(3):
@@ -131,23 +131,23 @@ async def test_stopping_ends_what_ignores_sigterm_and_its_children(play: Play) -
     assert alive == []
 
 
-async def test_a_spare_waits_for_its_environment_and_is_used_once(tmp_path: Path) -> None:
+async def test_an_early_process_waits_for_its_environment_and_is_used_once(tmp_path: Path) -> None:
     words = (sys.executable, "-c", "import os, sys; print(sys.stdin.read(), os.getppid(), flush=True)")
-    spare = Child(words, tmp_path / "spare", None)
-    command = Command(words, {"WORD": "mole"}, tmp_path / "log", spare)
-    assert spare.waits
+    early = Child(words, tmp_path / "early", None)
+    command = Command(words, {"WORD": "mole"}, tmp_path / "log", early)
+    assert early.waits
     first, second = command.start(tmp_path / "socket"), command.start(tmp_path / "socket")
-    assert first is spare
-    assert not spare.waits
-    assert second is not spare, "whatever has ended is started again as it is everywhere"
+    assert first is early
+    assert not early.waits
+    assert second is not early, "whatever has ended is started again as it is everywhere"
     assert [await first.wait(), await second.wait()] == [0, 0]
     told = {"WORD": "mole", ENGINE_VARIABLE: str(tmp_path / "socket")}
-    assert (tmp_path / "spare").read_text().startswith(json.dumps(told))
+    assert (tmp_path / "early").read_text().startswith(json.dumps(told))
     assert not (tmp_path / "log").read_text().startswith("{")
 
 
-async def test_a_spare_that_has_died_is_none(tmp_path: Path) -> None:
-    spare = Child(("sh", "-c", "kill -9 $$"), tmp_path / "spare", None)
-    assert await spare.wait() == -SIGKILL
-    assert not spare.waits
-    assert await Command(("true",), spare=spare).start(tmp_path / "socket").wait() == 0
+async def test_an_early_process_that_has_died_is_none(tmp_path: Path) -> None:
+    early = Child(("sh", "-c", "kill -9 $$"), tmp_path / "early", None)
+    assert await early.wait() == -SIGKILL
+    assert not early.waits
+    assert await Command(("true",), early=early).start(tmp_path / "socket").wait() == 0

@@ -104,20 +104,20 @@ class Command:
         words: the program and its arguments.
         environment: variables besides those of the daemon.
         log: file for its output; None: the daemon's own.
-        spare: a process of it that runs already and waits for its environment.
+        early: a process of it that runs already and waits for its environment.
     """
 
     words: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     log: Path | None = None
-    spare: Child | None = None
+    early: Child | None = None
 
     def start(self, socket: Path) -> Child:
         """Start it for a daemon that listens there. Raises OSError or ValueError."""
         environment = {**self.environment, ENGINE_VARIABLE: str(socket)}
-        if self.spare and self.spare.waits:
-            self.spare.tell(environment)
-            return self.spare
+        if self.early and self.early.waits:
+            self.early.tell(environment)
+            return self.early
         return Child(self.words, self.log, environment)
 
     @classmethod

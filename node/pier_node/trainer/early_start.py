@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from pier_node.engine.process import Child
+from pier_node.engine.training_process import Child
 
 
 def words(workers: int) -> tuple[str, ...]:
@@ -22,7 +22,7 @@ def log_file(folder: Path) -> Path:
     return folder / "logs" / "workers.log"
 
 
-def start_spare(folder: Path, workers: int) -> Child | None:
+def start_early(folder: Path, workers: int) -> Child | None:
     """Start the trainer for the run in a data folder; None: there is no run yet, or none with Pier's own trainer."""
     try:
         run = json.loads((folder / "run.json").read_bytes())

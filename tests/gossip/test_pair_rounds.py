@@ -16,7 +16,7 @@ from simulation.virtual_time import run
 from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import SITES, NolocoSection
-from pier_node.gossip.pairs import STALE
+from pier_node.gossip.pair_rounds import STALE
 from pier_node.outer.advance import advance_pair
 from pier_node.outer.mean import LIMIT, Update
 from pier_node.outer.noloco import groups, partner

@@ -20,8 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection
+from pier_node.experts.serving.generation import Answer, Asking, Limits, Telling, Token, pick, top
 from pier_node.experts.serving.models import OwnReader
-from pier_node.experts.serving.queue import Answer, Asking, Limits, Telling, Token, pick, top
 from pier_node.experts.serving.request import CompletionRequest, Refusal
 from pier_node.outer.layout import Layout
 from pier_node.trainer.model.export import byte_tokenizer, export, read_config

@@ -8,16 +8,16 @@ import pytest
 
 from pier_node.config.run import RunConfig
 from pier_node.rounds.folder import save_run
-from pier_node.trainer.spare import start_spare
+from pier_node.trainer.early_start import start_early
 
 
-async def test_a_run_with_the_own_trainer_has_a_spare_that_ends_when_it_is_not_needed(tmp_path: Path) -> None:
+async def test_a_run_with_the_own_trainer_is_started_early_and_ends_when_it_is_not_needed(tmp_path: Path) -> None:
     save_run(tmp_path, RunConfig())
-    spare = start_spare(tmp_path, 1)
-    assert spare is not None
-    assert spare.waits
-    spare.tell({})
-    assert await spare.wait() == 0
+    early = start_early(tmp_path, 1)
+    assert early is not None
+    assert early.waits
+    early.tell({})
+    assert await early.wait() == 0
 
 
 OTHERS: list[Any] = [None, [], {"pipeline": None}, {"pipeline": {"stages": 4}}, {"program": {"step_tokens": 1}}]
@@ -27,6 +27,6 @@ OTHERS: list[Any] = [None, [], {"pipeline": None}, {"pipeline": {"stages": 4}}, 
 def test_other_folders_have_none(tmp_path: Path, run: Any) -> None:
     if run is not None:
         (tmp_path / "run.json").write_text(json.dumps(run))
-    assert start_spare(tmp_path, 1) is None
+    assert start_early(tmp_path, 1) is None
     (tmp_path / "run.json").write_bytes(b"\xff torn")
-    assert start_spare(tmp_path, 1) is None
+    assert start_early(tmp_path, 1) is None

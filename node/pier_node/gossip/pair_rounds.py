@@ -1,7 +1,7 @@
 """A site's NoLoCo rounds: meet one other site, take the pair's step with it or a step alone, and continue.
 
-`Pairs` is what `Rounds` is in a run of atomic rounds: it holds this site's state and advances it. There is no leader
-and no quorum; each site has its own state, and no site waits for more than one other. See docs/noloco.md.
+`PairRounds` is what `Rounds` is in a run of atomic rounds: it holds this site's state and advances it. There is no
+leader and no quorum; each site has its own state, and no site waits for more than one other. See docs/noloco.md.
 
 `Outcomes` knows how past meetings ended. It answers sites that were left without an answer, and asks about meetings of
 which this site does not know the end. If the two sites of a pair have different records, one of them was gone while the
@@ -125,7 +125,7 @@ STALE = 8
 Saved = Callable[[], Awaitable[None]]
 
 
-class Pairs:
+class PairRounds:
     """One node's pairs: it holds `state` and advances it.
 
     Args:
