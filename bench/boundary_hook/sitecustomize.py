@@ -44,6 +44,13 @@ def told(part: str, began: float) -> None:
         file.write(line + "\n")
 
 
+def await_gpu() -> None:
+    """Return when the GPU, if this process uses one, has done what it was given."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
 def timed(part: str, function: Any) -> Any:
     """The function, which tells its time."""
 
@@ -53,6 +60,7 @@ def timed(part: str, function: Any) -> Any:
         try:
             return function(*given, **named)
         finally:
+            await_gpu()
             told(part, began)
 
     @functools.wraps(function)
