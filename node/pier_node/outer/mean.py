@@ -46,7 +46,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import SITES, RunConfig
 from pier_node.outer.schedule import Kind, RoundPlan, entry, round_plan, start_steps
-from pier_node.outer.state import PIECE, l2_norm
+from pier_node.outer.state import in_pieces, l2_norm
 
 log = logging.getLogger(__name__)
 
@@ -295,15 +295,12 @@ class Update:
         """L2 norm of what is sent; 0 for an update without tokens, which is not sent."""
         if not self.tokens:
             return 0.0
-        if self.residual is None:
-            return l2_norm(self.vector)
-        starts = range(0, len(self.vector), PIECE)
-        return math.sqrt(math.fsum(l2_norm(self.sent(slice(start, start + PIECE))) ** 2 for start in starts))
+        return math.sqrt(math.fsum(in_pieces(lambda piece: l2_norm(self.sent(piece)) ** 2, len(self.vector))))
 
     def copied(self) -> SharedVector:
         """The mean of this update alone: a copy of what is sent."""
         copy = SharedVector.scratch(len(self.vector))
-        copy.array[:] = self.sent()
+        in_pieces(lambda piece: np.copyto(copy.array[piece], self.sent(piece)), len(self.vector))
         return copy
 
 
@@ -312,13 +309,13 @@ def norm_limit(norm: float) -> float:
     return NORM_LIMIT * max(1.0, norm)
 
 
-def worth_sending(plan: RoundPlan, update: Update, anchor: Vector) -> Update:
+def worth_sending(plan: RoundPlan, update: Update, anchor_norm: float) -> Update:
     """The update, or an empty one (which is logged) if training diverged.
 
     Raises:
         PierError: training diverged in a solo start, where no other site has an update either.
     """
-    norm, limit = update.norm, norm_limit(l2_norm(anchor))
+    norm, limit = update.norm, norm_limit(anchor_norm)
     if plan.kind is Kind.SOLO and not math.isfinite(norm):
         raise PierError(
             f"round {plan.round}: training diverged: the weights are not finite any more",

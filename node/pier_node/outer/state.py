@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -27,7 +28,11 @@ ANCHOR, MOMENTUM, ADAM_M, ADAM_V = "anchor", "momentum", "adam_m", "adam_v"
 
 T = TypeVar("T")
 
-_threads = ThreadPoolExecutor(min(os.cpu_count() or 1, 16), thread_name_prefix="pieces")
+THREADS = min(len(os.sched_getaffinity(0)), 16)
+RUNS = 4
+"""How many runs of pieces a thread gets one by one, so that all of them end at about the same time."""
+
+_threads = ThreadPoolExecutor(THREADS, thread_name_prefix="pieces")
 
 
 def in_pieces(work: Callable[[slice], T], length: int) -> list[T]:
@@ -36,7 +41,10 @@ def in_pieces(work: Callable[[slice], T], length: int) -> list[T]:
     A piece stays in the cache while several things are done with it. The work must not call this function again.
     """
     pieces = [slice(start, min(start + PIECE, length)) for start in range(0, length, PIECE)]
-    return [*(map if len(pieces) < 2 else _threads.map)(work, pieces)]
+    size = max(1, len(pieces) // (RUNS * THREADS))
+    runs = [pieces[first : first + size] for first in range(0, len(pieces), size)]
+    results = (map if len(runs) < 2 else _threads.map)(lambda run: [*map(work, run)], runs)
+    return [*chain.from_iterable(results)]
 
 
 class Piece(NamedTuple):
@@ -120,8 +128,7 @@ def l2_norm(vector: Vector) -> float:
 
 def distance(one: Vector, other: Vector) -> float:
     """L2 norm of the difference of two vectors, shape [n] each, without a third vector in memory."""
-    pieces = (slice(start, start + PIECE) for start in range(0, len(one), PIECE))
-    return math.sqrt(sum(l2_norm(one[piece] - other[piece]) ** 2 for piece in pieces))
+    return math.sqrt(math.fsum(in_pieces(lambda piece: l2_norm(one[piece] - other[piece]) ** 2, len(one))))
 
 
 def measured(vector: Vector) -> list[Piece]:

@@ -13,7 +13,7 @@ from pier_node.base.shared import SharedVector, Vector
 from pier_node.outer.codec.interface import Rounded
 from pier_node.outer.mean import Update, Values
 from pier_node.outer.schedule import span
-from pier_node.outer.state import PIECE
+from pier_node.outer.state import in_pieces
 
 
 class UnsentUpdate:
@@ -54,9 +54,11 @@ class UnsentUpdate:
     def learn(self, start: Vector, weights: Vector, tokens: int) -> None:
         """Add what was learnt by training from `start` to `weights`, both of shape [parameters]."""
         delta = self.delta.array
-        for first in range(0, len(delta), PIECE):
-            piece = slice(first, first + PIECE)
+
+        def add(piece: slice) -> None:
             delta[piece] += start[piece] - weights[piece]
+
+        in_pieces(add, len(delta))
         self.tokens = [count + tokens for count in self.tokens]
 
     def offer(self, part: slice, tokens: int, vector: Vector | None = None) -> Update:
@@ -88,9 +90,11 @@ class UnsentUpdate:
         if self.residual is not None:
             sent, error = self._offered or (part, None)
             lost = self._lost(self.residual, sent)
-            for first in range(0, len(lost), PIECE):
-                piece = slice(first, first + PIECE)
+
+            def keep(piece: slice) -> None:
                 lost[piece] = 0.0 if error is None else error[piece]
+
+            in_pieces(keep, len(lost))
             self._offered = None
 
     def forget(self) -> None:
@@ -104,6 +108,6 @@ class UnsentUpdate:
         """φ − Δ, the weights from which training continues; None: φ itself, because nothing is unsent."""
         if not self:
             return None
-        start = SharedVector.scratch(len(anchor))
-        np.subtract(anchor, self.delta.array, out=start.array)
+        start, delta = SharedVector.scratch(len(anchor)), self.delta.array
+        in_pieces(lambda piece: np.subtract(anchor[piece], delta[piece], out=start.array[piece]), len(anchor))
         return start

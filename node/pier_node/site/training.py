@@ -279,13 +279,13 @@ class Training:
         self._flight = Flight(plan, self._rounds.state, asyncio.create_task(self._exchange(plan, update)))
 
     def _update(self, plan: RoundPlan, tokens: int) -> Update:
-        outbox, anchor, pending = self._inner.weights, self._rounds.state.anchor, self._unsent
-        part = plan.span(len(anchor))
+        outbox, norm, pending = self._inner.weights, self._rounds.state.norm, self._unsent
+        part = plan.span(self._layout.length)
         if plan.kind is Kind.SOLO:
-            return worth_sending(plan, Update(outbox, tokens), anchor)
+            return worth_sending(plan, Update(outbox, tokens), norm)
         if plan.kind in APART:
             tokens = pending.tokens[plan.fragment]
-        sent = worth_sending(plan, pending.offer(part, tokens, outbox if plan.kind is Kind.SYNC else None), anchor)
+        sent = worth_sending(plan, pending.offer(part, tokens, outbox if plan.kind is Kind.SYNC else None), norm)
         if sent.tokens < tokens:
             self._forget(plan)
         if plan.kind is Kind.PAIR:  # a pair exchanges weights: φ − Δ, whatever has just happened to Δ
