@@ -168,6 +168,16 @@ def test_a_model_that_can_read_more_is_measured_as_it_was_trained(call: Call, si
     assert longer["loss"] == pytest.approx(mine["loss"])
 
 
+def test_a_model_with_another_tokenizer_is_not_measured(call: Call, site: Path, tmp_path: Path) -> None:
+    call("export", "--data", site, tmp_path / "out")
+    library = Tokenizer(models.WordLevel({"pier": 0, "?": 1}, unk_token="?"))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    library.save(str(tmp_path / "out" / "tokenizer.json"))
+    failed = call("evaluate", "--data", site, "--model", tmp_path / "out")
+    assert failed.exit_code == 1
+    assert "has another tokenizer than the run" in failed.output
+
+
 def test_another_text_is_measured_where_the_site_had_another(call: Call, site: Path, tmp_path: Path) -> None:
     text = tmp_path / "other.txt"
     text.write_text("the same line again and again\n" * 20_000)

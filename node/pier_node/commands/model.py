@@ -23,7 +23,7 @@ from pier_node.rounds.folder import SiteRecord
 from pier_node.rounds.saved_model import Weights, find_weights, newest_weights, pick_device, site_config
 from pier_node.site.settings import Settings
 from pier_node.trainer.data.corpus import Batch, SiteData, Windows, open_corpus
-from pier_node.trainer.data.tokens import Tokenizer, check_vocab, document_separator, open_tokenizer, pieces, printable
+from pier_node.trainer.data.tokens import Tokenizer, document_separator, open_tokenizer, pieces, printable
 from pier_node.trainer.devices import uses_bf16
 from pier_node.trainer.model import export as writer
 from pier_node.trainer.model import hub
@@ -139,12 +139,28 @@ def validation_windows(
     told = Settings(data, data=dataset).after(record)
     text = SiteData.of(config, record.slot if record else 0, told.data, told.shared_data)
     corpus = open_corpus(config.data, text.slot, text.slots, text.path, data / "cache")
-    check_vocab(corpus.vocab_size, weights.config.vocab_size)
+    _check_tokenizer(config, weights)
     context = min(config.model.context, weights.config.context)  # that of a model of transformers may be far longer
-    windows = Windows(corpus, context, config.run.seed, "evaluate")
+    windows = Windows(corpus, context, config.run.seed, "evaluate", weights.config.vocab_size)
     inner = config.inner
     at_once = min(inner.batch_size, inner.micro_batch or inner.batch_size)
     return windows.validation(batches or inner.eval_batches, inner.batch_size, at_once)
+
+
+PROBE = "Sphinx of black quartz, judge my vow: 1234.5 (ex\u00e6quo \u2014 \u5b57).\n\tif x <= 0:"
+"""Text by which tokenizers are compared: two files with the same tokens need not have the same bytes."""
+
+
+def _check_tokenizer(config: RunConfig, weights: Weights) -> None:
+    """Raise PierError if the run's text is not in the tokens of the model; a folder without a tokenizer is trusted."""
+    if weights.tokenizer != "bytes" and not Path(weights.tokenizer).exists():
+        return
+    own, its = open_tokenizer(config.data.tokenizer), weights.open_tokenizer()
+    if not np.array_equal(own.encode(PROBE), its.encode(PROBE)):
+        raise PierError(
+            f"{weights.origin} has another tokenizer than the run, so its loss on the run's tokens would mean nothing",
+            "Name the --data folder of a run with the model's tokenizer.",
+        )
 
 
 def _table(score: Score) -> str:

@@ -36,7 +36,6 @@ from pier_node.site.report import note
 from pier_node.site.round_log import RoundLog
 from pier_node.trainer import devices
 from pier_node.trainer.data.corpus import Windows, open_corpus
-from pier_node.trainer.data.tokens import check_vocab
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -157,8 +156,8 @@ class PipelineSite:
         config, data = self._joined.config, self._joined.data
         cache = self._joined.settings.folder / "cache"
         corpus = open_corpus(config.data, data.slot, data.slots, data.path, cache)
-        check_vocab(corpus.vocab_size, config.model.vocab_size)
-        return Windows(corpus, config.model.context, config.run.seed, self._joined.carrier.node)
+        model, node = config.model, self._joined.carrier.node
+        return Windows(corpus, model.context, config.run.seed, node, model.vocab_size)
 
 
 async def prepare(joined: Joined, stack: AsyncExitStack) -> PipelineSite:

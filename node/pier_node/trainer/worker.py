@@ -51,7 +51,7 @@ from pier_node.trainer import devices
 from pier_node.trainer.command import Setup
 from pier_node.trainer.data.corpus import Batch, Corpus, Windows, open_corpus, share
 from pier_node.trainer.data.prefetch import Prefetch
-from pier_node.trainer.data.tokens import Tokenizer, check_vocab, open_tokenizer
+from pier_node.trainer.data.tokens import Tokenizer, open_tokenizer
 from pier_node.trainer.model.cost import chosen, flops_per_token
 from pier_node.trainer.parallel import DDP, Parallel
 from pier_node.trainer.replica import Replica
@@ -114,7 +114,8 @@ class Worker:
         link, ranks, config = self._link, self._ranks, self._config
         link.send(self._ready())
         corpus = open_data(config, self._setup, place, link, ranks.own)
-        self._windows = Windows(corpus, config.model.context, config.run.seed, self._setup.node)
+        model = config.model
+        self._windows = Windows(corpus, model.context, config.run.seed, self._setup.node, model.vocab_size)
         self._batches = Prefetch(self._rows, self.device)
         link.send(messages.Opened(len(corpus.train), len(corpus.validation)))
         self._parallel.check(config, ranks.count)
@@ -271,9 +272,7 @@ def open_data(config: RunConfig, setup: Setup, place: messages.Attached, link: L
     def told(read: int, size: int) -> None:
         link.send(messages.Tokenizing(read, size))
 
-    corpus = open_corpus(config.data, place.slot, place.slots, setup.data_path, Path(place.folder), told, rank == 0)
-    check_vocab(corpus.vocab_size, config.model.vocab_size)
-    return corpus
+    return open_corpus(config.data, place.slot, place.slots, setup.data_path, Path(place.folder), told, rank == 0)
 
 
 MAX_RESTARTS = 3

@@ -125,6 +125,11 @@ def test_a_model_must_have_room_for_every_token() -> None:
         check_vocab(300, 256)
 
 
+def test_a_pretrained_model_may_lack_tokens_that_the_text_does_not_have(caplog: pytest.LogCaptureFixture) -> None:
+    check_vocab(262_145, 262_144, pretrained=True)
+    assert "the tokenizer has 262145 tokens, the model 262144" in caplog.text
+
+
 def test_documents_are_separated_by_a_token_that_the_tokenizer_has(tmp_path: Path) -> None:
     paths = [str(train_tokenizer(tmp_path / f"{len(end)}.json", end)) for end in ([], ["<pad>", "</s>"])]
     without, with_end = (DataSection(tokenizer=path, document_mask=True) for path in paths)

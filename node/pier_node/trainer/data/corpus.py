@@ -98,7 +98,7 @@ def check_data(config: RunConfig, site: SiteData) -> None:
             f"{tokenizer.fingerprint[:12]}, that of the run's with {wanted[:12]}",
             "Copy the file of the run's founder to this path.",
         )
-    check_vocab(tokenizer.vocab_size, config.model.vocab_size)
+    check_vocab(tokenizer.vocab_size, config.model.vocab_size, config.begins_pretrained)
     document_separator(config.data)
     sources = [(1.0, config.data)] if site.path else config.data.parts()
     for _, data in sources:
@@ -167,11 +167,9 @@ class Corpus:
 
     Attributes:
         parts: one for each source.
-        vocab_size: upper limit of ids, exclusive.
     """
 
     parts: tuple[Part, ...]
-    vocab_size: int
 
     @property
     def train(self) -> Stream:
@@ -217,7 +215,7 @@ def open_corpus(
             train, validation = manifest.files(folder, "train"), manifest.files(folder, "validation")
             streams = opened(train, 0, count(train)), opened(validation, 0, count(validation))
         parts.append(Part(*streams, weight, path or _named(data)))
-    return Corpus(tuple(parts), tokenizer.vocab_size)
+    return Corpus(tuple(parts))
 
 
 def _token_files(data: DataSection, path: str | None, tokenizer: Tokenizer) -> tuple[list[TokenFile], list[TokenFile]]:
@@ -285,12 +283,15 @@ class Windows:
 
     With several sources, each row draws its source by weight.
 
+    Args:
+        vocab_size: of the model. Windows with a token that it lacks are refused, with a PierError; None: they are not.
+
     Raises:
         PierError: a source is too small for one window.
     """
 
-    def __init__(self, corpus: Corpus, context: int, seed: int, node: str) -> None:
-        self._context = context
+    def __init__(self, corpus: Corpus, context: int, seed: int, node: str, vocab_size: int | None = None) -> None:
+        self._context, self._vocab_size = context, vocab_size
         self._train = [part.train for part in corpus.parts]
         self._validation = [part.validation for part in corpus.parts]
         self._ends = np.cumsum([part.weight for part in corpus.parts])
@@ -345,4 +346,9 @@ class Windows:
         for index, stream in enumerate(streams):
             mine = chosen == index
             windows[mine] = stream.windows(starts[mine], self._context + 1)
+        if self._vocab_size is not None and (largest := int(windows.max(initial=0))) >= self._vocab_size:
+            raise PierError(
+                f"the data has token {largest}; model.vocab_size = {self._vocab_size}",
+                "Use a tokenizer or token files that were made for this model, or take that text out.",
+            )
         return windows[:, :-1], windows[:, 1:]

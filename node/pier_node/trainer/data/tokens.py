@@ -6,6 +6,7 @@ Spelling decodes a stream of tokens; a character of several tokens appears once 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +16,8 @@ import numpy.typing as npt
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import DataSection
+
+log = logging.getLogger(__name__)
 
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -110,13 +113,22 @@ def open_tokenizer(name: str) -> Tokenizer:
     return ByteTokenizer() if name == "bytes" else FileTokenizer(Path(name).expanduser())
 
 
-def check_vocab(tokens: int, vocab_size: int) -> None:
-    """Raise PierError if a model of `vocab_size` has no room for a tokenizer's `tokens`."""
-    if tokens > vocab_size:
-        raise PierError(
-            f"model.vocab_size = {vocab_size}: the tokenizer has {tokens} tokens; allowed: {tokens} or more",
-            f"Set vocab_size = {tokens} in [model], or choose another [data] tokenizer.",
-        )
+def check_vocab(tokens: int, vocab_size: int, pretrained: bool = False) -> None:
+    """Raise PierError if a model of `vocab_size` has no room for a tokenizer's `tokens`.
+
+    Args:
+        pretrained: somebody else has made both. Some tokenizers have tokens that their model lacks, for other uses, so
+            this is only logged; text in which one occurs ends the training (corpus.py, `Windows`).
+    """
+    if tokens <= vocab_size:
+        return
+    if pretrained:
+        log.warning("the tokenizer has %d tokens, the model %d: text must not contain the others", tokens, vocab_size)
+        return
+    raise PierError(
+        f"model.vocab_size = {vocab_size}: the tokenizer has {tokens} tokens; allowed: {tokens} or more",
+        f"Set vocab_size = {tokens} in [model], or choose another [data] tokenizer.",
+    )
 
 
 def document_separator(config: DataSection) -> int | None:
