@@ -170,7 +170,9 @@ def test_a_model_that_transformers_knows_comes_with_its_config_and_layout(
     assert (section.vocab_size, section.dim, section.heads, section.kv_heads, section.layers) == (61, 32, 4, 2, 2)
     assert f"--from {tmp_path / 'model'}" in done.output
     assert load(tmp_path / "run.toml").data.tokenizer == "bytes"  # the folder has none
-    assert load(tmp_path / "run.toml").inner.micro_batch == 0
+    inner = load(tmp_path / "run.toml").inner
+    assert (inner.micro_batch, inner.lr, inner.min_lr) == (0, 2e-5, 2e-6)
+    assert "Its learning rate is 2e-05" in done.output
     made("qwen2", tmp_path / "words", max_position_embeddings=4096, vocab_size=1 << 16)
     assert call("init", tmp_path / "words.toml", "--from", tmp_path / "words").exit_code == 0
     assert load(tmp_path / "words.toml").inner.micro_batch == 1  # of logits there would be gigabytes

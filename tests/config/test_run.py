@@ -136,6 +136,23 @@ def test_noloco_has_the_defaults_of_its_paper(tmp_path: Path) -> None:
     assert solo.start_fraction == 0.1
 
 
+@pytest.mark.parametrize(
+    ("outer", "named"),
+    [
+        ("momentum = 0.8\nlr = 0.8", {"lr"}),  # the warmup of Pier's start has the momentum
+        ('algorithm = "diloco"\nmomentum = 0.8\nlr = 0.8', set()),
+        ('algorithm = "diloco"\nstart = "solo"\nmomentum_warmup = true\nschedule = "cosine"\nmomentum = 0.8', set()),
+        ('algorithm = "noloco"\nlr = 0.8', {"lr"}),
+        ("", set()),
+    ],
+)
+def test_keys_without_effect_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, outer: str, named: set[str]
+) -> None:
+    read(tmp_path, f"[outer]\n{outer}\n")
+    assert {key for key in ("momentum", "lr") if f"outer.{key} has no effect" in caplog.text} == named
+
+
 def test_without_a_pull_there_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     read(tmp_path, "[outer.noloco]\ngamma = 0")
     assert not caplog.messages

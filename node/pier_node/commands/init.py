@@ -90,6 +90,8 @@ def way(config: RunConfig, pace: Pace) -> tuple[Way, str]:
 
 FAMILY = {"llama": "Llama 2 (32,000 tokens)", "gpt2": "GPT-2 (50,257 tokens)"}
 """Whose vocabulary a preset has, by the first word of its name."""
+GENTLE = {"lr": 2e-5, "min_lr": 2e-6}
+"""Learning rates that keep what a pretrained model knows: TRL's default for supervised fine-tuning, and a tenth."""
 LONGEST = 1024
 """Tokens of a sequence, at most, in the run.toml of a model that was trained on longer ones."""
 
@@ -130,6 +132,8 @@ def init(path: Path, wanted: Wanted, force: bool) -> str:
         how += f" --from {wanted.weights}"
     _name_tokenizer(tables)
     tables["outer"], why, told = {**LEAST_LOSS}, WHY, ""
+    if wanted.weights:
+        told = f"Its learning rate is {GENTLE['lr']:g}, as usual where a pretrained model learns more: [inner] lr.\n"
     if (inner := tables["inner"])["total_steps"] >= MANY * OuterSection().inner_steps:
         tables["outer"]["schedule"], why = "anneal", why + ANNEALED
         inner["min_lr"] = inner.get("lr", InnerSection().lr) / 100
@@ -139,7 +143,7 @@ def init(path: Path, wanted: Wanted, force: bool) -> str:
         best, table = way(RunConfig.model_validate(tables), pace)
         tables["outer"] |= best.keys
         why += f" Updates travel {best.words}: chosen for {pace.mbit:g} Mbit/s and {pace.step:g} s an inner step."
-        told = f"\nWith {pace.mbit:g} Mbit/s and {pace.step:g} s an inner step, predicted:\n\n{table}\n\n"
+        told += f"\nWith {pace.mbit:g} Mbit/s and {pace.step:g} s an inner step, predicted:\n\n{table}\n\n"
         told += f"Chosen: {best.words}. Loss: above synchronous training, as measured with 4 sites and 100 rounds.\n\n"
     write_new(path, run_toml(tables, why), force)
     return (
@@ -157,11 +161,11 @@ def _tables_of(weights: Path) -> dict[str, dict[str, Any]]:
     model = read_config(weights)
     if model.form != "gpt2":  # rotary positions: a run may train on shorter sequences than the model can read
         model = model.model_copy(update={"context": min(model.context, LONGEST)})
-    tables: dict[str, dict[str, Any]] = {"model": model.model_dump(exclude_none=True)}
+    tables: dict[str, dict[str, Any]] = {"model": model.model_dump(exclude_none=True), "inner": {**GENTLE}}
     if tokenizer.exists():
         tables["data"] = {"tokenizer": str(tokenizer.absolute())}
     if model.transformers and model.context * model.vocab_size > CHUNK:  # it has no loss in chunks
-        tables["inner"] = {"micro_batch": 1}
+        tables["inner"]["micro_batch"] = 1
     return tables
 
 

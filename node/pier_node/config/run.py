@@ -544,7 +544,21 @@ def load(path: Path) -> RunConfig:
     Raises:
         PierError: the file is missing, is not TOML, or a key has a value that is not allowed; each such key is named.
     """
-    return _checked(read_toml(path, "pier-node init"), str(path))
+    tables = read_toml(path, "pier-node init")
+    config = _checked(tables, str(path))
+    for key in _unused(config.outer) & tables.get("outer", {}).keys():
+        log.warning(
+            '%s: outer.%s has no effect with algorithm = "%s" and schedule = "%s"',
+            *(path, key, config.outer.algorithm, config.outer.schedule),
+        )
+    return config
+
+
+def _unused(outer: OuterSection) -> set[str]:
+    """Those of its keys that nothing reads, because of what others say."""
+    if outer.algorithm not in ("sync", "noloco") and outer.schedule in ("constant", "anneal"):
+        return set()
+    return {"lr"} if outer.momentum_warmup else {"lr", "momentum"}
 
 
 def from_canonical(text: str) -> RunConfig:
