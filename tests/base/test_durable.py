@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pier_node.base.durable import Torn, read_sealed, replace, seal, sync
+from pier_node.base.durable import Torn, read_sealed, replace, seal, sync, unwritable
 from pier_node.base.errors import PierError
 
 FIELDS = {"round": 42, "members": ["a", "b"], "name": "φ", "nested": {"x": [1, 2.5, None]}}
@@ -90,3 +91,13 @@ def test_a_disk_that_is_full_keeps_the_old_file(tmp_path: Path) -> None:
     assert done.stdout == "File too large\n"
     assert (tmp_path / "file").read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [(errno.ENOSPC, "Free some space"), (errno.EACCES, "as the user"), (errno.EROFS, "writable"), (errno.EIO, "log")],
+)
+def test_the_remedy_fits_what_went_wrong(code: int, remedy: str) -> None:
+    error = unwritable("cannot save a checkpoint", OSError(code, os.strerror(code)))
+    assert error.problem == f"cannot save a checkpoint: {os.strerror(code)}"
+    assert remedy in error.remedy

@@ -151,3 +151,11 @@ async def test_an_early_process_that_has_died_is_none(tmp_path: Path) -> None:
     assert await early.wait() == -SIGKILL
     assert not early.waits
     assert await Command(("true",), early=early).start(tmp_path / "socket").wait() == 0
+
+
+async def test_a_long_log_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_process, "LOG_BYTES", 10)
+    log = tmp_path / "logs" / "workers.log"
+    for _ in range(3):
+        assert await Child(("echo", "twelve bytes"), log, {}).wait() == 0
+    assert log.read_text() == log.with_name("workers.old.log").read_text() == "twelve bytes\n"

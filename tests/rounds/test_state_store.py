@@ -162,6 +162,14 @@ def test_no_damage_goes_unnoticed_or_crashes(tmp_path: Path, file: str, position
     assert loaded is None or bits(loaded) == bits(saved)
 
 
+def test_few_damaged_checkpoints_are_kept(tmp_path: Path) -> None:
+    store = StateStore(tmp_path, RUN)
+    for number in (40, 41, 42, 43):
+        (store.save(checkpoint(number)) / "checkpoint.json").write_text("{")
+        assert store.newest() is None
+    assert names(tmp_path) == ["damaged-round-00000042", "damaged-round-00000043"]
+
+
 def test_all_damaged_is_nothing_loaded(tmp_path: Path) -> None:
     store = StateStore(tmp_path, RUN)
     for _ in range(2):

@@ -31,10 +31,10 @@ from pier_node.base.errors import PierError
 from pier_node.base.http import GOODBYE
 from pier_node.base.log import log_to
 from pier_node.base.tasks import until_stopped
-from pier_node.commands.init import Wanted
+from pier_node.commands.init import Wanted, missing_tokenizer
 from pier_node.commands.init import init as write_run
 from pier_node.config.presets import TOKENIZER
-from pier_node.config.run import RunConfig
+from pier_node.config.run import RunConfig, load
 from pier_node.wire import tokenizer
 from pier_node.wire.addresses import choose_address
 
@@ -60,12 +60,13 @@ def init(folder: Path, preset: str) -> str:
             f"Start it with `pier-coordinator start {folder}`, or give another folder.",
         )
     folder.mkdir(parents=True, exist_ok=True)
-    name = run_name(folder)
-    write_run(folder / RUN_FILE, Wanted(preset, run={"name": name} if name else {}), force=False)
+    name, path = run_name(folder), folder / RUN_FILE
+    write_run(path, Wanted(preset, run={"name": name} if name else {}), force=False)
     home = Home(folder)
     _ = home.identity, home.operator
     return (
-        f"{folder / RUN_FILE} says what the run trains: look through it, it cannot be changed later.\n"
+        f"{path} says what the run trains: look through it, it cannot be changed later.\n"
+        f"{missing_tokenizer(load(path), f'repeat this command after deleting {path}')}"
         f"Then start the coordinator:\n\n  pier-coordinator start {folder}\n"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -71,6 +72,20 @@ def read_sealed(path: Path) -> dict[str, Any]:
 def forbidden(path: Path, error: OSError) -> PierError:
     """The error for a file that may be intact but that this user may not read."""
     return PierError(f"{path}: {error.strerror}", "Start pier-node as the user that owns the --data folder.")
+
+
+def unwritable(problem: str, error: OSError) -> PierError:
+    """The error for something that could not be written, with what helps against the cause."""
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            remedy = "Free some space there and start again, or use a folder on another disk."
+        case errno.EACCES | errno.EPERM:
+            remedy = "Start again as the user that owns this folder."
+        case errno.EROFS:
+            remedy = "Make this disk writable and start again: an error of its own may be why it is not."
+        case _:
+            remedy = "See what the system's log says of this disk, then start again."
+    return PierError(f"{problem}: {error.strerror or error}", remedy)
 
 
 def _checksum(fields: Mapping[str, Any]) -> str:

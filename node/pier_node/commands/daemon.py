@@ -25,6 +25,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from pier_node.base.durable import unwritable
 from pier_node.base.errors import PierError
 from pier_node.base.log import log_to
 from pier_node.base.processes import die_with_parent
@@ -80,8 +81,7 @@ async def _run(settings: Settings, say: Callable[[str], None], lively: Console |
     except OSError as error:
         if error.errno not in FULL:
             raise
-        problem = f"{error.filename or settings.folder}: {error.strerror}"
-        raise PierError(problem, "Free some space there and start again.") from error
+        raise unwritable(str(error.filename or settings.folder), error) from error
 
 
 def stop(folder: Path, timeout: float) -> str:

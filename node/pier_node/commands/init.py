@@ -148,7 +148,7 @@ def init(path: Path, wanted: Wanted, force: bool) -> str:
     write_new(path, run_toml(tables, why), force)
     return (
         f"Wrote {path}: every setting of a run, with its meaning.\n{told}"
-        f"{_missing(tables)}"
+        f"{missing_tokenizer(RunConfig.model_validate(tables), 'repeat this command with --force')}"
         f"{_how_many(sites)}\n\n{how}\n"
     )
 
@@ -199,16 +199,13 @@ def recipe(preset: str, steps: int = 0) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def _missing(tables: dict[str, dict[str, Any]]) -> str:
-    data = tables.get("data", {})
-    if data.get("tokenizer") != TOKENIZER:
+def missing_tokenizer(config: RunConfig, again: str) -> str:
+    """What to do about the tokenizer of a preset's recipe; "": nothing. `again`: what to do once the file is here."""
+    if config.data.tokenizer != TOKENIZER:
         return ""
-    if "tokenizer_hash" in data:
+    if config.data.tokenizer_hash:
         return (
             f"Its tokenizer is the {TOKENIZER} here, which others get from the first site. Give it text to train on.\n"
         )
-    family = FAMILY[tables["model"]["preset"].split("-")[0]]
-    return (
-        f"Put the {TOKENIZER} of {family} here and repeat this command with --force, or set another in [data], with "
-        "text to train on.\n"
-    )
+    family = FAMILY[config.model.preset.split("-")[0]]
+    return f"Put the {TOKENIZER} of {family} here and {again}, or set another in [data], with text to train on.\n"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pier_node.base.errors import PierError
+from pier_node.base.durable import unwritable
 from pier_node.base.shared import SharedVector, Vector
 
 Moments = tuple[Vector, Vector, int]
@@ -40,10 +40,7 @@ class SharedMoments:
                 folder.mkdir(parents=True, exist_ok=True)
             self.first, self.second = SharedVector(length, folder), SharedVector(length, folder)
         except OSError as error:
-            problem = f"cannot reserve room for the optimizer's moments in {folder}: {error}"
-            raise PierError(
-                problem, "Free some space there, or give a --data folder on another disk, and start again."
-            ) from error
+            raise unwritable(f"cannot reserve room for the optimizer's moments in {folder}", error) from error
         self.step, self.torn, self.changed = 0, False, True
         self._recover = recover
 

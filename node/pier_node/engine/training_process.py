@@ -27,6 +27,8 @@ MAX_RESTARTS = 3
 """A program that dies more often than this without finishing its inner steps is not started again."""
 GIVE_UP_SECONDS = 3.0
 """What a program that has died too often gets to end by itself, and then on SIGTERM."""
+LOG_BYTES = 16 << 20
+"""A log that is longer when a program starts is set aside, in place of the one before it."""
 TAIL_BYTES = 3000
 """Bytes of the log that an error message shows."""
 
@@ -51,6 +53,8 @@ class Child:
             output = None
             if log is not None:
                 log.parent.mkdir(parents=True, exist_ok=True)
+                if log.exists() and log.stat().st_size > LOG_BYTES:
+                    log.replace(log.with_suffix(".old.log"))
                 output = stack.enter_context(log.open("ab"))
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", "pier_node.base.processes", shutil.which(program) or program, *rest],

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pier_node.base import durable
+from pier_node.base.durable import unwritable
 from pier_node.base.errors import PierError
 from pier_node.base.tasks import cancel_and_wait
 from pier_node.outer.state import OuterState
@@ -153,8 +154,7 @@ class Proofs:
             if self._end > LARGE:
                 self._thin()
         except OSError as error:
-            problem = f"{self._path}: cannot write down the proof of a round: {error.strerror}"
-            raise PierError(problem, "Free some space there and start again.") from error
+            raise unwritable(f"cannot write down the proof of a round in {self._path}", error) from error
 
     def after(self, round: int) -> list[Link]:
         """The links that a site needs if it trusts the state of that round: all of them, or a first part."""

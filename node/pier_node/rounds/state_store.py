@@ -15,6 +15,7 @@ A folder is written under another name, flushed to disk, and only then renamed.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -28,7 +29,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from pier_node.base.durable import Torn, forbidden, read_sealed, seal, sync
+from pier_node.base.durable import Torn, forbidden, read_sealed, seal, sync, unwritable
 from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.outer.state import ADAM_M, ADAM_V, PIECE, OuterState, piece_hashes, state_digest
@@ -147,7 +148,7 @@ class StateStore:
                 if folders:
                     sync(self._folder)
             except OSError as error:
-                raise PierError(f"cannot remove {folders[0]}: {error}", "Is that disk failing?") from error
+                raise unwritable(f"cannot remove {folders[0]}", error) from error
 
     def _put(self, state: OuterState, checkpoint: Checkpoint | None, beside: int | None, problem: str) -> Path:
         final = self._folder / f"round-{state.round:08d}"
@@ -160,7 +161,7 @@ class StateStore:
             self._rotate(final, beside)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            raise PierError(f"{problem}: {error}", "Free some space there and start again.") from error
+            raise unwritable(problem, error) from error
         return final
 
     def _write(self, folder: Path, state: OuterState, checkpoint: Checkpoint | None) -> None:
@@ -294,6 +295,7 @@ class StateStore:
         aside = folder.with_name(f"damaged-{folder.name}")
         self._delete(aside)
         folder.rename(aside)
+        self._delete(*sorted(self._folder.glob("damaged-round-*"))[:-KEEP])
         log.warning("checkpoint %s is damaged and not used: %s; moved to %s", folder, problem, aside.name)
 
 
@@ -343,7 +345,8 @@ def save_tensors(path: Path, tensors: Mapping[str, Vector], metadata: Mapping[st
     try:
         save_file(dict(tensors), path, dict(metadata) if metadata else None)
     except SafetensorError as error:  # a system error that the library wraps
-        raise OSError(f"{path}: {error}") from error
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        raise OSError(int(code[1]) if code else errno.EIO, f"{path.name}: {error}") from error
     sync(path)
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from google.protobuf.json_format import ParseDict
 
-from pier_node.base.durable import Torn, read_sealed, replace, seal
-from pier_node.base.errors import PierError
+from pier_node.base.durable import Torn, read_sealed, replace, seal, unwritable
 from pier_node.gossip.pair_commit import Doubt, Records
 from pier_node.rounds.commitments import BallotName, Cast, Commitments, Gift
 from pier_proto.v1.peer_pb2 import Ballot, Signed, Value
@@ -136,8 +135,7 @@ def _write(path: Path, fields: dict[str, Any], what: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace(path, seal(fields))
     except OSError as error:
-        problem = f"{path}: cannot write down the {what}: {error.strerror}"
-        raise PierError(problem, "Free some space there or give another --data folder.") from error
+        raise unwritable(f"cannot write down the {what} in {path}", error) from error
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -47,6 +47,13 @@ def test_a_coordinator_that_does_not_run_is_named(tmp_path: Path) -> None:
     assert (done.exit_code, "no coordinator runs" in done.output) == (1, True)
 
 
+def test_a_preset_says_which_tokenizer_it_needs(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["init", str(tmp_path / "run"), "--preset", "llama-1b"])
+    assert done.exit_code == 0
+    assert "Put the tokenizer.json of Llama 2" in done.output
+    assert f"after deleting {tmp_path / 'run' / 'run.toml'}" in done.output
+
+
 def test_help_loads_nothing_heavy() -> None:
     heavy = ("torch", "grpc", "aiohttp", "numpy", "scipy", "pydantic")
     code = f"import sys, pier_coordinator.cli; print([it for it in {heavy} if it in sys.modules])"

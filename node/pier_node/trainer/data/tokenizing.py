@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pier_node.base.durable import Torn
+from pier_node.base.durable import Torn, unwritable
 from pier_node.base.errors import PierError
 from pier_node.base.processes import die_with_parent
 from pier_node.base.units import amount
@@ -235,7 +235,7 @@ def tokenize(text: Text, folder: Path, told: Told, processes: int | None = None,
                 _sweep(folder, TokenManifest.load(folder))
             raise
     except OSError as error:
-        raise PierError(f"{folder}: {error.strerror}", "Free some space, or use another data directory.") from error
+        raise unwritable(f"cannot write tokens in {folder}", error) from error
 
 
 def _write(text: Text, writer: ShardWriter, told: Told, processes: int, tell: float) -> TokenManifest:
