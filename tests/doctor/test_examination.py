@@ -62,6 +62,15 @@ async def test_a_site_that_could_join(new_site: NewSite) -> None:
     assert not settings.folder.exists(), "looking changes nothing"
 
 
+async def test_each_worker_on_the_cpu_has_memory_of_its_own(new_site: NewSite) -> None:
+    async with Peer("alpha").running() as address:
+        one, three = [
+            (await found(replace(new_site(address), workers=count)))[THIS_SITE, "memory"].values["most_bytes"]
+            for count in (1, 3)
+        ]
+    assert three > one
+
+
 async def test_sites_that_others_name_are_visited_too(new_site: NewSite) -> None:
     gone = Site(node="f" * 16, name="gone", address=f"127.0.0.1:{free_port()}")
     beta = Peer("beta")

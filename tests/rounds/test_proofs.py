@@ -127,7 +127,7 @@ def test_a_link_larger_than_a_page_is_sent_all_the_same(tmp_path: Path, monkeypa
 def test_what_cannot_be_written_is_an_error_and_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file where the folder should be")
     kept = Proofs(tmp_path / "data" / PROOFS_FILE)
-    with pytest.raises(PierError, match="cannot write down the proof of a round in .*: File exists"):
+    with pytest.raises(PierError, match=r"cannot write down the proof of a round in .*: File exists"):
         kept.add(LINKS)
     assert kept.after(-1) == []
 

@@ -84,7 +84,7 @@ def test_a_changed_journal_is_torn(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file where the folder should be")
-    with pytest.raises(PierError, match="cannot write down the commitments after round 41 in .*: File exists"):
+    with pytest.raises(PierError, match=r"cannot write down the commitments after round 41 in .*: File exists"):
         Journal(tmp_path / "data" / "journal.json").keep(BOUND)
 
 

@@ -137,11 +137,12 @@ def _of_this_machine(here: Standpoint, config: RunConfig, around: Surroundings) 
     parameters, folder, stages = Layout.of_run(config).length, here.settings.folder, config.pipeline.stages
     if stages > 1:  # a site holds one of them
         parameters = max(stage_layout(config.model, stages, stage).length for stage in range(stages))
-    on_cpu = devices.pick().type == "cpu" and here.daemon is None
+    starts = devices.pick().type == "cpu" and here.daemon is None
+    workers = machine.cpu_workers(config, here.settings) if starts else 0
     held = machine.held_memory(here.daemon.pid) if here.daemon else 0
     return [
         machine.disk_finding(folder, config, parameters, machine.free_disk(folder), here.daemon is not None),
-        machine.memory_finding(config, parameters, devices.count() if on_cpu else 0, held, machine.free_memory()),
+        machine.memory_finding(config, parameters, workers, held, machine.free_memory()),
         *([] if stages > 1 else _of_replicas(here, config, parameters, around)),
         *machine.idle_finding(machine.forgets_idle_lines(), around.farthest),
     ]

@@ -57,10 +57,9 @@ def check_machine(config: RunConfig, settings: Settings) -> None:
                 workers = other.submit(workers_findings, config, settings).result()
         except RuntimeError as error:  # of CUDA, or because that process has died
             log.warning("the GPUs cannot be looked at before the start: %s", error)
-    on_cpu = 0 if gpus or config.program else settings.workers or 1
     room = [
         disk_finding(settings.folder, config, parameters, free_disk(settings.folder)),
-        memory_finding(config, parameters, on_cpu, 0, free_memory()),
+        memory_finding(config, parameters, 0 if gpus else cpu_workers(config, settings), 0, free_memory()),
     ]
     for finding in room:
         if finding.verdict is Verdict.PROBLEM:
@@ -68,6 +67,11 @@ def check_machine(config: RunConfig, settings: Settings) -> None:
     for finding in (*room, *workers):
         if finding.remedy:
             log.warning("%s: %s. %s", finding.check, finding.detail, finding.remedy)
+
+
+def cpu_workers(config: RunConfig, settings: Settings) -> int:
+    """How many workers this site starts on the CPU if it has no GPU; a program's processes are not Pier's to count."""
+    return 0 if config.program else settings.workers or 1
 
 
 def disk_finding(folder: Path, config: RunConfig, parameters: int, free: int, running: bool = False) -> Finding:

@@ -22,10 +22,9 @@ from pier_node.base.tasks import cancel_and_wait
 from pier_node.experts.job import ExpertJob
 from pier_node.experts.resume import FILE, Kept, check, most_bytes
 from pier_node.site.coordinator.expert_messages import kept as kept_of
-from pier_node.site.coordinator.expert_messages import note_record
 from pier_node.site.coordinator.link import NoLease, Refused, Unreachable
 from pier_node.wire.files import Arriving, size_and_digest
-from pier_proto.v1.coordinator_pb2 import CheckpointPart, Record
+from pier_proto.v1.coordinator_pb2 import CheckpointPart
 
 SHARE = 0.05
 """Largest fraction of the time spent on sending checkpoints, from the second one on."""
@@ -56,12 +55,11 @@ class ExpertCheckpoints:
     """The expert checkpoints of one site.
 
     Args:
-        tell: takes records for the coordinator.
         clock: monotonic clock, in seconds.
     """
 
-    def __init__(self, line: Line, tell: Callable[[Record], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self.line, self._tell, self.clock = line, tell, clock
+    def __init__(self, line: Line, clock: Callable[[], float] = time.monotonic) -> None:
+        self.line, self.clock = line, clock
         self._due = -float("inf")
         self._giving: asyncio.Task[None] | None = None
         self._last: list[asyncio.Task[None]] = []
@@ -83,12 +81,6 @@ class ExpertCheckpoints:
         """Send this checkpoint in the background after earlier ones, and retry until the coordinator has answered."""
         self._last = [task for task in self._last if not task.done()]
         self._last.append(asyncio.create_task(self._give_until([*self._last], plan, job, step, path.open("rb"))))
-
-    def note(self, level: int, text: str) -> None:
-        """Log a message here and at the coordinator."""
-        log.log(level, text)
-        if level < logging.WARNING:  # warnings reach the coordinator anyway (coordinator/records.py)
-            self._tell(note_record(level, text))
 
     async def drop(self) -> None:
         """Cancel the checkpoint being sent, unless a last one waits for it."""
@@ -163,10 +155,10 @@ class JobCheckpoints:
             path.replace(folder / FILE)
         except (NoLease, Refused, Unreachable, ValueError, OSError) as problem:
             begins = f"continues at step {own}" if own else "begins again"
-            self._site.note(logging.WARNING, f"{called} {begins}: its checkpoint cannot be used: {problem}")
+            log.warning("%s %s: its checkpoint cannot be used: %s", called, begins, problem)
             arriving.drop()
             return False
-        self._site.note(logging.INFO, f"{called} resumed at step {step} from its checkpoint")
+        log.info("%s resumed at step %d from its checkpoint", called, step)
         return True
 
     def saved(self, path: Path, step: int) -> None:

@@ -109,7 +109,7 @@ async def train_experts(
     shop = Shop(config, settings.folder, settings.workers)
     parent = Parent(seed.digest.hex(), config.model, seed.anchor)
     scoring = ExpertScoring(settings.folder, coordination.client.deliver)
-    checkpoints = ExpertCheckpoints(coordination.client, coordination.reports.add)
+    checkpoints = ExpertCheckpoints(coordination.client)
     orders = coordination.orders
     work = ExpertTraining(shop, parent, orders, progress, coordination.reports.add, scoring, checkpoints)
     await run_work(work, roster, orders)

@@ -199,7 +199,7 @@ async def test_a_checkpoint_that_is_fetched_goes_on_where_its_connection_broke(t
         await give(client, kept, tmp_path / FILE)
         job = PLAN.jobs[2].job
         length = Layout.of(job.run(run.coordinator.config).model).length
-        ours = ExpertCheckpoints(client, lambda _: None).of(PLAN.id, job, kept, False)
+        ours = ExpertCheckpoints(client).of(PLAN.id, job, kept, False)
         line.hold("down", len(raw) // 2)
         fetching = asyncio.create_task(ours.fetched(here, "ab" * 16, length, 0))
         await until(lambda: part_in(here) > len(raw) // 4)

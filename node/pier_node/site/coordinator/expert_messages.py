@@ -16,7 +16,7 @@ from pier_node.experts.job import ExpertJob
 from pier_node.experts.resume import Kept
 from pier_node.experts.sheet import ScoringOrder
 from pier_node.site.orders import Experts
-from pier_proto.v1.coordinator_pb2 import Expert, ExpertCheckpoint, ExpertRecord, Note, Record, Scoring
+from pier_proto.v1.coordinator_pb2 import Expert, ExpertCheckpoint, ExpertRecord, Record, Scoring
 
 DOMAIN = ("source", "path", "text_field")
 """Fields of a domain in a job's message."""
@@ -83,11 +83,6 @@ def card_record(plan: str, job: ExpertJob, card: Card, seconds: float) -> Record
         weights=card.digest,
     )
     return Record(time=time.time(), expert=told)
-
-
-def note_record(level: int, text: str) -> Record:
-    """A record of something that people should know about an expert. `level` is a level of Python's logging."""
-    return Record(time=time.time(), note=Note(level=level, text=text[:2000]))
 
 
 def problem_record(plan: str, job: ExpertJob, problem: str) -> Record:
