@@ -197,6 +197,21 @@ def test_muons_steps_are_as_large_as_adamws() -> None:
     assert 0.15e-3 < weight["w"].square().mean().sqrt() < 0.25e-3
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_muon_moves_each_of_many_matrices_as_if_it_were_alone(exact: bool) -> None:
+    """Five of 0.36 million elements are more than fit in one batch."""
+    shapes = [(600, 600), (24, 40), (600, 600), (40, 24), (600, 600), (600, 600), (600, 600), (24, 40)]
+    names = [str(index) for index in range(len(shapes))]
+    together, alone = ({name: _hidden(*shape) for name, shape in zip(names, shapes, strict=True)} for _ in range(2))
+    for parameters in (together, alone):
+        _give_gradients(parameters, 5)
+    take_step(together, Moments(_zeros(together), _zeros(together), 0), 10, MUON, exact)
+    for name, weight in alone.items():
+        one = {name: weight}
+        take_step(one, Moments(_zeros(one), _zeros(one), 0), 10, MUON, exact)
+        torch.testing.assert_close(together[name], weight, rtol=0 if exact else 1e-4, atol=0 if exact else 1e-6)
+
+
 def test_muon_leaves_embeddings_head_and_vectors_to_adamw() -> None:
     generator = torch.Generator().manual_seed(3)
     flat, gradient = torch.randn(2, LAYOUT.length, generator=generator)

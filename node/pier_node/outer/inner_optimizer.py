@@ -38,6 +38,10 @@ ITERATIONS = 5
 SMALLEST = 1e-7
 """A momentum of a smaller norm counts as having this norm."""
 GRID = 2.0**24
+BATCH = 1 << 24
+"""Elements of the matrices that a GPU orthogonalises together: enough to fill it, in 32 MB."""
+CACHED = 1 << 20
+"""As BATCH, on a CPU, where there is nothing to fill, and the matrices should stay in its cache."""
 Named = Mapping[str, Tensor]
 
 
@@ -127,13 +131,27 @@ def _sgd(parameters: Mapping[str, nn.Parameter], momenta: Named, step: int, conf
 def _muon(matrices: Mapping[str, nn.Parameter], momenta: Named, step: int, config: InnerSection, exact: bool) -> None:
     # One operation at a time: whether two are fused, and so rounded once, depends on the machine.
     rate, mu, orthogonal = learning_rate(step, config), config.momentum, _orthogonal_exactly if exact else _orthogonal
+    for batch in _batches(matrices):
+        momentum = [momenta[name] for name, _ in batch]
+        own = [_own(matrix) for _, matrix in batch]
+        updates = torch._foreach_mul([_own(matrix.grad) for _, matrix in batch], 1 - mu)
+        torch._foreach_mul_(momentum, mu)
+        torch._foreach_add_(momentum, updates)
+        torch._foreach_add_(updates, torch._foreach_mul(momentum, mu))  # Nesterov
+        whole = [_whole(update, matrix) for update, (_, matrix) in zip(updates, batch, strict=True)]
+        made = orthogonal(torch.stack(whole)).mul_(rate * 0.2 * math.sqrt(max(whole[0].shape)))
+        torch._foreach_mul_(own, 1 - rate * config.weight_decay)
+        torch._foreach_sub_(own, [_part_of(part, matrix) for part, (_, matrix) in zip(made, batch, strict=True)])
+
+
+def _batches(matrices: Mapping[str, nn.Parameter]) -> Iterable[list[tuple[str, nn.Parameter]]]:
+    """Matrices of one shape that are orthogonalised together, which a GPU is quicker at: it starts fewer kernels."""
+    by_shape: dict[torch.Size, list[tuple[str, nn.Parameter]]] = {}
     for name, matrix in _with_gradients(matrices):
-        momentum, fresh = momenta[name], _own(matrix.grad) * (1 - mu)
-        momentum.mul_(mu).add_(fresh)
-        update = momentum * mu + fresh  # Nesterov
-        update = _part_of(orthogonal(_whole(update, matrix)), matrix)
-        _own(matrix).mul_(1 - rate * config.weight_decay)
-        _own(matrix).sub_(update * (rate * 0.2 * math.sqrt(max(matrix.shape))))
+        by_shape.setdefault(matrix.shape, []).append((name, matrix))
+    for shape, alike in by_shape.items():
+        size = max(1, (BATCH if alike[0][1].is_cuda else CACHED) // shape.numel())
+        yield from (alike[start : start + size] for start in range(0, len(alike), size))
 
 
 def _with_gradients(parameters: Mapping[str, nn.Parameter]) -> Iterable[tuple[str, nn.Parameter]]:
@@ -168,20 +186,23 @@ def _part_of(whole: Tensor, like: Any) -> Tensor:
     return spread.to_local()
 
 
-def _orthogonal(update: Tensor) -> Tensor:
-    """About U·Vᵀ of the update U·S·Vᵀ, [rows, columns]: Newton and Schulz's iteration, in bfloat16 on a GPU."""
+def _orthogonal(updates: Tensor) -> Tensor:
+    """About U·Vᵀ of each update U·S·Vᵀ, [updates, rows, columns].
+
+    By Newton and Schulz's iteration, in bfloat16 on a GPU.
+    """
     a, b, c = QUINTIC
-    x = update.bfloat16() if update.is_cuda else update
-    tall = x.shape[0] > x.shape[1]
+    x = updates.bfloat16() if updates.is_cuda else updates
+    tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x
-    x = x / x.norm().clamp(min=SMALLEST)
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=SMALLEST)
     for _ in range(ITERATIONS):
         gram = x @ x.mT
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.mT if tall else x).type_as(update)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).type_as(updates)
 
 
-def _orthogonal_exactly(update: Tensor) -> Tensor:
+def _orthogonal_exactly(updates: Tensor) -> Tensor:
     """`_orthogonal`, with the same bits on every machine.
 
     All factors are multiples of 1 / GRID. So a product of two, and every partial sum of such products, is a multiple of
@@ -189,14 +210,15 @@ def _orthogonal_exactly(update: Tensor) -> Tensor:
     are shorter than 1.3 and 3. A double holds multiples of 2⁻⁴⁸ up to 32 exactly, in whatever order they are added.
     """
     a, b, c = QUINTIC
-    x = update.double()
-    tall = x.shape[0] > x.shape[1]
-    x = _on_grid((x.mT if tall else x) / max(_exact_norm(update), SMALLEST))
+    x = updates.double()
+    norms = x.new_tensor([max(_exact_norm(update), SMALLEST) for update in updates])
+    tall = x.shape[1] > x.shape[2]
+    x = _on_grid((x.mT if tall else x) / norms.view(-1, 1, 1))
     for _ in range(ITERATIONS):
         gram = _on_grid(x @ x.mT)
         polynomial = _on_grid(gram * b + _on_grid(gram @ gram) * c)
         x = _on_grid(x * a + _on_grid(polynomial @ x))
-    return (x.mT if tall else x).type_as(update)
+    return (x.mT if tall else x).type_as(updates)
 
 
 def _on_grid(x: Tensor) -> Tensor:

@@ -6,9 +6,9 @@ it waits for more, so requests cannot deadlock. What each expert is gets read fr
 loaded.
 
 A mixture of the experts predicts each token, and a lost expert is removed. This computes in the one compute thread (see
-queue.py). Each expert reads the text token by token and predicts the next token. A decoder sees `context` tokens. When
-they are full, the older half is dropped and the newer half is read again. So every token is predicted from at least
-context / 2 tokens, at twice the cost per token at most.
+generation.py). Each expert reads the text token by token and predicts the next token. A decoder sees `context` tokens.
+When they are full, the older half is dropped and the newer half is read again. So every token is predicted from at
+least context / 2 tokens, at twice the cost per token at most.
 """
 
 from __future__ import annotations
