@@ -103,6 +103,18 @@ def test_a_tokenizer_of_gpt2s_kind_keeps_ids_merges_and_the_end(
     assert (about["tokenizer.ggml.pre"], about["tokenizer.ggml.eos_token_id"]) == ("gpt-2", 3)
 
 
+def test_tokens_that_a_pretrained_model_lacks_are_left_out(
+    config: ModelSection, weights: Tensor, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = [chr(0x100 + number) for number in range(config.vocab_size - 1)]
+    own = Tokenizer.from_file(byte_level(tmp_path, tokens, []))
+    own.add_special_tokens(["<image>"])
+    own.save(str(tmp_path / "own.json"))
+    path = write_gguf(export(config, weights, tmp_path / "out", str(tmp_path / "own.json")))
+    assert fields(path)["tokenizer.ggml.tokens"] == [*tokens, "<|endoftext|>"]
+    assert "the tokenizer has 261 tokens, the model 260" in caplog.text
+
+
 def test_a_tokenizer_that_llama_cpp_would_split_otherwise_is_refused(
     config: ModelSection, weights: Tensor, tmp_path: Path
 ) -> None:

@@ -135,21 +135,26 @@ class Vocabulary:
 
     @classmethod
     def read(cls, folder: Path, size: int) -> Vocabulary:
-        """That of an exported folder, for a model with `size` ids. Raises PierError: it is of another kind."""
+        """That of an exported folder, for a model with `size` ids; tokens beyond these are left out.
+
+        Raises:
+            PierError: it is of another kind.
+        """
         content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
         about = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         model, added = content["model"], content.get("added_tokens") or []
         pre = _splitting(folder, content)
         merges = [it if isinstance(it, str) else " ".join(it) for it in model.get("merges", [])]
         ids = {**model["vocab"], **{it["content"]: it["id"] for it in added}}
-        check_vocab(max(ids.values()) + 1, size)
+        check_vocab(max(ids.values()) + 1, size, pretrained=True)
+        ids = {token: number for token, number in ids.items() if number < size}
         tokens = [""] * size
         for token, number in ids.items():
             tokens[number] = token
         named = [about.get("eos_token"), *END_OF_TEXT]
         return cls(
             tokens=tokens,
-            special=frozenset(it["id"] for it in added if it["special"]),
+            special=frozenset(it["id"] for it in added if it["special"] and it["id"] < size),
             merges=merges,
             pre=pre,
             end=next((ids[name] for name in named if name in ids), 0),  # of bytes, 0: no text has it
