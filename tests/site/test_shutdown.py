@@ -178,6 +178,21 @@ async def test_a_silent_peer_is_waited_for_once(network: Network, folder: Path) 
 
 
 @in_virtual_time
+async def test_an_heir_that_falls_silent_is_waited_for_once(network: Network, folder: Path) -> None:
+    sites = await members(network, folder)
+    give, began = sites["a"].rounds.give_votes, asyncio.get_running_loop().time()
+
+    async def give_and_lose_the_line(heir: str) -> frozenset[str]:
+        network.severed.add(frozenset("ab"))
+        return await give(heir)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sites["a"].rounds, "give_votes", give_and_lose_the_line)
+        await sites["a"].leave.leave()
+    assert asyncio.get_running_loop().time() - began < 1.5 * TIMEOUT
+
+
+@in_virtual_time
 async def test_votes_that_never_arrived_count_where_giver_and_heir_meet(network: Network, folder: Path) -> None:
     sites = await members(network, folder)
     with pytest.MonkeyPatch.context() as patch:

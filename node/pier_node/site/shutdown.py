@@ -85,6 +85,7 @@ class Leave:
             log.warning("%s: this site keeps its votes", error.problem)
         except PeerLost as lost:
             log.warning("%s may or may not have this site's votes: %s", heir, lost.reason)
+            self._silent.add(heir)  # if it has them, it knows that this site leaves
         return True
 
     async def _take(self, sender: str, request: LeaveRequest) -> Ack:
