@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,29 @@ def test_the_older_half_of_a_large_file_is_thinned(tmp_path: Path, monkeypatch: 
     assert kept.of(5) is None
     assert (tmp_path / PROOFS_FILE).stat().st_size < proofs.LARGE
     assert Proofs(tmp_path / PROOFS_FILE).after(-1) == kept.after(-1)
+
+
+def test_links_are_read_while_the_file_is_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    links = [step(round, "ab") for round in range(1, 200)]
+    monkeypatch.setattr(proofs, "LARGE", 10 * links[0].ByteSize())
+    kept = Proofs(tmp_path / PROOFS_FILE)
+    kept.add(links[:5])
+
+    def write() -> None:
+        for it in links[5:]:
+            kept.add([it])
+
+    with ThreadPoolExecutor(1) as thread:
+        writing = thread.submit(write)
+        while not writing.done():
+            assert set(map(_key, kept.after(-1))) <= set(map(_key, links))
+            assert kept.of(1) == links[0]
+        writing.result()
+    assert kept.of(199) == links[-1]
+
+
+def _key(link: Link) -> bytes:
+    return link.SerializeToString()
 
 
 def test_the_file_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:

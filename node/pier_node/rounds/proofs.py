@@ -27,7 +27,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from pier_node.base import durable
 from pier_node.base.durable import unwritable
@@ -134,14 +134,31 @@ class _Entry:
     size: int
 
 
+class _Kept(NamedTuple):
+    """One version of the file; whoever reads keeps it, while a thread writes the next.
+
+    Attributes:
+        end: offset of the first byte after the last complete link.
+    """
+
+    file: BinaryIO | None
+    entries: list[_Entry]
+    end: int
+
+    def entry(self, round: int) -> _Entry | None:
+        return next((it for it in reversed(self.entries) if it.state.round == round), None)
+
+    def read(self, entry: _Entry) -> Link:
+        assert self.file is not None
+        return Link.FromString(os.pread(self.file.fileno(), entry.size, entry.offset))
+
+
 class Proofs:
     """The links that a site knows; a link is on disk before the site says that it holds the state that it proves."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: BinaryIO | None = None
-        self._entries: list[_Entry] = []
-        self._end = 0
+        self._kept = _Kept(None, [], 0)
         if path.exists():
             self._open()
         elif (earlier := path.with_name(EARLIER_FILE)).exists():
@@ -151,57 +168,54 @@ class Proofs:
         """Return once the links would survive a power cut. Blocks. Raises PierError."""
         try:
             self._append(links)
-            if self._end > LARGE:
+            if self._kept.end > LARGE:
                 self._thin()
         except OSError as error:
             raise unwritable(f"cannot write down the proof of a round in {self._path}", error) from error
 
     def after(self, round: int) -> list[Link]:
         """The links that a site needs if it trusts the state of that round: all of them, or a first part."""
-        entries = [it for it in self._entries if it.state.round > round]
+        kept = self._kept
+        entries = [it for it in kept.entries if it.state.round > round]
         needed = essential([it.state.members for it in entries])
         size, page = 0, list[Link]()
         for entry in (entries[index] for index in needed):
             size += entry.size
             if page and size > PAGE:
                 break
-            page.append(self._read(entry))
+            page.append(kept.read(entry))
         return page
 
     @property
     def first(self) -> int:
         """The earliest round with a link; 0 if there is none."""
-        return self._entries[0].state.round if self._entries else 0
+        entries = self._kept.entries
+        return entries[0].state.round if entries else 0
 
     @property
     def newest(self) -> int:
         """The latest round with a link; -1 if there is none."""
-        return self._entries[-1].state.round if self._entries else -1
+        entries = self._kept.entries
+        return entries[-1].state.round if entries else -1
 
     def at(self, round: int) -> Trusted | None:
         """The state of that round, if its link is kept."""
-        entry = self._entry(round)
+        entry = self._kept.entry(round)
         return entry.state if entry else None
 
     def has_member(self, node: str) -> bool:
         """Whether a node was a member of any state whose link is kept."""
-        return any(node in it.state.members for it in reversed(self._entries))
+        return any(node in it.state.members for it in reversed(self._kept.entries))
 
     def of(self, round: int) -> Link | None:
         """The link of that round, if it is kept."""
-        entry = self._entry(round)
-        return self._read(entry) if entry else None
-
-    def _entry(self, round: int) -> _Entry | None:
-        return next((it for it in reversed(self._entries) if it.state.round == round), None)
-
-    def _read(self, entry: _Entry) -> Link:
-        assert self._file is not None
-        return Link.FromString(os.pread(self._file.fileno(), entry.size, entry.offset))
+        kept = self._kept
+        entry = kept.entry(round)
+        return kept.read(entry) if entry else None
 
     def _append(self, links: Iterable[Link]) -> None:
         """Append links. A round's link is written before its state; after a crash in between another can replace it."""
-        data, entries, end = b"", self._entries, self._end
+        data, (reader, entries, end) = b"", self._kept
         for link in links:
             entries, record = [it for it in entries if it.state.round < link.round], _record(link)
             offset = end + len(data) + _HEAD.size
@@ -213,15 +227,16 @@ class Proofs:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        if self._file is None:
+        if reader is None:
             durable.sync(self._path.parent)
-            self._file = self._path.open("rb")
-        self._entries, self._end = entries, end + len(data)
+            reader = self._path.open("rb")
+        self._kept = _Kept(reader, entries, end + len(data))
 
     def _thin(self) -> None:
-        half = len(self._entries) // 2
-        kept = [*essential([it.state.members for it in self._entries[:half]]), *range(half, len(self._entries))]
-        durable.replace(self._path, b"".join(_record(self._read(self._entries[index])) for index in kept))
+        kept = self._kept
+        entries, half = kept.entries, len(kept.entries) // 2
+        needed = [*essential([it.state.members for it in entries[:half]]), *range(half, len(entries))]
+        durable.replace(self._path, b"".join(_record(kept.read(entries[index])) for index in needed))
         self._open()
 
     def _open(self) -> None:
@@ -240,7 +255,7 @@ class Proofs:
                 "%s is damaged: this site cannot prove to newcomers what was committed before its next round",
                 self._path,
             )
-        self._file, self._entries, self._end = file, entries, end
+        self._kept = _Kept(file, entries, end)
 
     def _migrate(self, earlier: Path) -> None:
         try:
