@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulation.virtual_time import run
 
-from pier_node.base.patience import FEW, MEMORY, SPREAD, Attempts, Backoff, LearnedWait
+from pier_node.base.patience import FEW, MEMORY, MOST, SPREAD, Attempts, Backoff, LearnedWait
 
 WAITS = st.lists(st.floats(0, 1e4), min_size=FEW, max_size=MEMORY)
 
@@ -37,11 +37,19 @@ def test_old_waits_are_forgotten() -> None:
     assert learnt([1000.0] * MEMORY + [2.0] * MEMORY) == 2.0
 
 
+def test_nobody_teaches_more_than_twice_the_first_patience() -> None:
+    deadline = LearnedWait(initial=100.0, floor=1.0)
+    for wait in range(10 * MEMORY):
+        deadline.saw(deadline.seconds() * (0.5 if wait % 3 else 0.999))
+    assert deadline.seconds() <= MOST * 100.0
+    assert learnt([1e9] * MEMORY) == MOST * 100.0
+
+
 @given(WAITS, st.floats(0, 100))
 def test_never_below_the_floor_nor_below_most_of_what_was_seen(waits: list[float], floor: float) -> None:
     seconds = learnt(waits, floor=floor)
     assert seconds >= floor
-    assert 2 * sum(wait <= seconds for wait in waits) >= len(waits)
+    assert seconds == MOST * 100.0 or 2 * sum(wait <= seconds for wait in waits) >= len(waits)
 
 
 def test_the_floor_holds_from_the_beginning() -> None:

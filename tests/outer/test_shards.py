@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from scipy.optimize import linprog
 
 from pier_node.outer.mean import TALLEST, fractions, split
 
+MAX = sys.float_info.max
 RATES = st.lists(st.floats(1.0, 90.0), min_size=1, max_size=8)
 
 
@@ -60,9 +63,10 @@ def test_a_bandwidth_not_known_yet_counts_as_the_typical_one() -> None:
 
 def test_a_bandwidth_beyond_belief_is_cut() -> None:
     assert fractions([1.0, 1.0, 1e12]) == pytest.approx(fractions([1.0, 1.0, TALLEST]))
+    assert fractions([MAX] * 3) == pytest.approx([1 / 3] * 3)
 
 
-@given(st.integers(0, 10_000), st.lists(st.floats(0, 1e15), min_size=1, max_size=12))
+@given(st.integers(0, 10_000), st.lists(st.floats(0, MAX), min_size=1, max_size=12))
 def test_shards_cover_the_vector_exactly_and_in_order(length: int, bandwidths: list[float]) -> None:
     shards = split(length, bandwidths)
     assert len(shards) == len(bandwidths)

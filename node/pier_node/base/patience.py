@@ -19,6 +19,8 @@ SPREAD = 6.0
 FEW = 8
 """Number of waits that must be known before they count."""
 MEMORY = 64
+MOST = 2.0
+"""The longest deadline, as a multiple of the first: who is waited for must not be able to teach us more patience."""
 TELL_SECONDS = 15.0
 """How often the log says what is still being tried."""
 
@@ -29,7 +31,7 @@ class LearnedWait:
     """How long to wait for something, learned from how long it took before.
 
     Args:
-        initial: deadline in seconds while fewer than FEW waits are known.
+        initial: deadline in seconds while fewer than FEW waits are known; later ones are at most MOST times as long.
         floor: shortest deadline in seconds; below it the machine's jitter would decide, not the network.
     """
 
@@ -37,6 +39,7 @@ class LearnedWait:
         self._floor = floor
         self._waits: deque[float] = deque(maxlen=MEMORY)
         self._seconds = max(initial, floor)
+        self._most = MOST * self._seconds
 
     def saw(self, seconds: float) -> None:
         """Learn from a wait that ended well."""
@@ -44,7 +47,7 @@ class LearnedWait:
         if len(self._waits) >= FEW:
             middle = median(self._waits)
             spread = median(abs(wait - middle) for wait in self._waits)
-            self._seconds = max(self._floor, middle + SPREAD * spread)
+            self._seconds = min(max(self._floor, middle + SPREAD * spread), self._most)
 
     def seconds(self) -> float:
         """The current deadline in seconds."""

@@ -170,6 +170,8 @@ def _sorted(vectors: Sequence[Vector], weights: Sequence[np.float32]) -> list[tu
 
 TALLEST = 100.0
 """A measured bandwidth counts for at most this many times the median."""
+FASTEST = 1e12
+"""Bytes per second that any measured bandwidth counts for at most, so that sums of them are finite."""
 
 
 def fractions(bandwidths: Sequence[float]) -> list[float]:
@@ -200,9 +202,10 @@ def split(length: int, bandwidths: Sequence[float]) -> list[tuple[int, int]]:
 
 
 def _plausible(bandwidths: Sequence[float]) -> list[float]:
-    known = sorted(rate for rate in bandwidths if rate >= 1)
+    rates = [min(rate, FASTEST) for rate in bandwidths]
+    known = sorted(rate for rate in rates if rate >= 1)
     typical = known[len(known) // 2] if known else 1.0
-    return [min(max(rate, typical / TALLEST), typical * TALLEST) if rate >= 1 else typical for rate in bandwidths]
+    return [min(max(rate, typical / TALLEST), typical * TALLEST) if rate >= 1 else typical for rate in rates]
 
 
 LONGEST = 3.0
