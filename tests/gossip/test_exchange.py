@@ -357,6 +357,27 @@ def test_what_is_not_an_anchor_is_not_kept(anchor: list[float], problem: str) ->
     run(main())
 
 
+def test_one_anchor_at_a_time_and_of_no_distant_round() -> None:
+    async def never() -> AsyncIterator[Chunk]:
+        yield await asyncio.Event().wait() and Chunk()
+
+    async def main() -> None:
+        holder = holding()
+        with pytest.raises(BadMessage, match="do not expect to meet in round 7"):
+            await holder.take("b", [1.0] * LENGTH, round=7)
+        opening = Chunk(round=6, meeting=DIGEST, stage=Chunk.STAGE_ANCHOR)
+        stalled = asyncio.create_task(holder.ahead.take("b", opening, never()))
+        await asyncio.sleep(1.0)
+        with pytest.raises(BadMessage, match="another anchor of yours is arriving"):
+            await holder.take("b", [1.0] * LENGTH)
+        with pytest.raises(BadMessage, match="nothing of an anchor came for 60 s"):
+            await stalled
+        await holder.take("b", [1.0] * LENGTH)
+        assert holder.ahead.digest_of("b") == DIGEST
+
+    run(main())
+
+
 def test_no_more_than_a_few_are_kept() -> None:
     async def main() -> None:
         holder = holding()

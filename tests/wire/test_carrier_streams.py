@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from wire.sites import FETCH, LEAVING, MIB, QUICK, Pair, ack, chunks
 
+from pier_node.wire import links
 from pier_node.wire.carrier import LEAVE, BadMessage, Chunk, PeerLost, PeerRefused
 from pier_node.wire.links import SiteCarrier
 from pier_proto.v1.peer_pb2 import FetchRequest
@@ -112,6 +113,27 @@ async def test_a_slow_puller_holds_the_giver_back_and_may_stop(pair: Pair) -> No
     assert await settled(alice, bob.node, made) < 50
     await stream.aclose()
     await asyncio.wait_for(ended.wait(), QUICK)
+
+
+async def test_a_stream_that_nobody_takes_is_ended(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    alice, bob = pair
+    ended = asyncio.Event()
+
+    async def give(sender: str, request: FetchRequest) -> AsyncIterator[Chunk]:
+        try:
+            async for chunk in chunks(200):
+                yield chunk
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(links, "TAKEN", 0.5)
+    bob.serve_pull(give)
+    stream = alice.pull(bob.node, FETCH)
+    assert (await anext(stream)).offset == 0
+    await asyncio.wait_for(ended.wait(), QUICK)
+    with pytest.raises(PeerLost):
+        async for _ in stream:
+            pass
 
 
 async def test_a_source_that_fails_cuts_the_stream_off(pair: Pair) -> None:

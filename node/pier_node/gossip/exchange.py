@@ -236,6 +236,8 @@ class Swap:
 
 HELD = 2
 """Number of anchors kept here: one of this round, and one of the next round from a partner that is ahead."""
+SILENCE = 60.0
+"""Seconds for a chunk of an anchor, which takes the memory of the whole one while it arrives."""
 
 
 @dataclass
@@ -306,7 +308,8 @@ class Prefetch:
 
     async def take(self, sender: str, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
         """Receive the anchor of a site that we expect to meet. Raises BadMessage."""
-        if first.round <= self._state().round or self._expected(first.round) != sender:
+        coming = self._state().round + 1
+        if first.round not in (coming, coming + 1) or self._expected(first.round) != sender:
             raise BadMessage(f"we do not expect to meet in round {first.round}")
         held = self._room_for(sender, first.meeting)
         try:
@@ -318,7 +321,7 @@ class Prefetch:
 
     async def _fill(self, anchor: Vector, rest: AsyncIterator[Chunk]) -> None:
         done, squares, limit = 0, 0.0, norm_limit(self._state().norm)
-        async for chunk in rest:
+        async for chunk in _in_time(rest):
             try:
                 part = self._codec.decode(chunk.data, min(self._chunk, len(anchor) - done))
             except BadCode as bad:
@@ -332,6 +335,8 @@ class Prefetch:
             raise BadMessage("the stream ended early")
 
     def _room_for(self, sender: str, digest: bytes) -> _Held:
+        if sender in self._held and not self._held[sender].whole:
+            raise BadMessage("another anchor of yours is arriving")
         self._held.pop(sender, None)
         if len(self._held) >= HELD:
             oldest = next(iter(self._held))
@@ -340,3 +345,16 @@ class Prefetch:
             del self._held[oldest]
         held = self._held[sender] = _Held(digest, np.empty(len(self._state().anchor), np.float32))
         return held
+
+
+async def _in_time(chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
+    """The chunks, each within SILENCE. Raises BadMessage."""
+    while True:
+        try:
+            async with asyncio.timeout(SILENCE):
+                chunk = await anext(chunks, None)
+        except TimeoutError as error:
+            raise BadMessage(f"nothing of an anchor came for {SILENCE:.0f} s") from error
+        if chunk is None:
+            return
+        yield chunk

@@ -22,7 +22,17 @@ import ctypes
 import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -168,6 +178,8 @@ CALLS = 4096
 CALLS_PER_PEER = 64
 PATIENCE = 10.0
 """Seconds that a caller gets to end a refused stream."""
+TAKEN = 60.0
+"""Seconds in which a caller must take each part of a stream that it pulls: until then, what it pulls is in memory."""
 GRACE = 0.5
 """Seconds that calls in progress get to end by themselves when the node stops or their caller is gone."""
 
@@ -179,6 +191,15 @@ Pull = Callable[[str, FetchRequest], AsyncIterator[Chunk]]
 
 class Busy(Exception):
     """A peer has as many calls in progress as a peer may have."""
+
+
+async def taken(part: Coroutine[Any, Any, None]) -> None:
+    """Send a part of a pulled stream. Raises BadMessage: the caller does not take it."""
+    try:
+        async with asyncio.timeout(TAKEN):
+            await part
+    except TimeoutError as error:
+        raise BadMessage(f"nothing of the stream was taken for {TAKEN:.0f} s") from error
 
 
 class Answers:

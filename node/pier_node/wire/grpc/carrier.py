@@ -137,7 +137,7 @@ class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     async def _give(self, raw: bytes, context: Context) -> None:
         async with self._admitted(FETCH, context) as caller, aclosing(self._answers.give(caller, raw)) as messages:
             async for message in messages:
-                await context.write(message)
+                await links.taken(context.write(message))
 
     # --- start and stop ------------------------------------------------------------------------
 

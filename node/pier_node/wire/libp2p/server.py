@@ -16,7 +16,7 @@ from pier_node.wire.carrier import EXCHANGE, FETCH, HELLO, KEEPALIVE, MESSAGE_BY
 from pier_node.wire.grpc.reasons import brief
 from pier_node.wire.libp2p.host import Host
 from pier_node.wire.libp2p.stream import LINE, NAME_BYTES, OPENING_BYTES, CutOff, Kind, Stream, headers
-from pier_node.wire.links import CALLS, GRACE, PATIENCE, Answers, Busy, Headers, NotAdmitted
+from pier_node.wire.links import CALLS, GRACE, PATIENCE, Answers, Busy, Headers, NotAdmitted, taken
 from pier_proto.v1.stream_pb2 import Opening
 
 STRANGERS = 256
@@ -111,7 +111,7 @@ class PeerServer:
     async def _give(self, caller: str, raw: bytes, stream: Stream) -> None:
         async with aclosing(self._answers.give(caller, raw)) as messages:
             async for message in messages:
-                await stream.send(Kind.MESSAGE, message)
+                await taken(stream.send(Kind.MESSAGE, message))
 
     # --- who is there --------------------------------------------------------------------------
 
