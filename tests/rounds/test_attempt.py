@@ -20,7 +20,7 @@ from pier_node.rounds.commitments import Cast
 from pier_node.rounds.proofs import Trusted, follow
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import VOTE
-from pier_proto.v1.peer_pb2 import AbortNotice, Ready, Signed, Value, Vote
+from pier_proto.v1.peer_pb2 import AbortNotice, Ack, Ready, Signed, Value, Vote
 
 
 def announced(member: Member) -> Ready:
@@ -97,6 +97,22 @@ def test_a_member_that_is_cut_off_before_it_votes_does_not_hold_up_who_tells_it_
         await asyncio.sleep(3.0 if phase == "staged" else 0.0)
 
     scene(play, a=stop_at("staged"), b=Faults(late), c=Faults(late))
+
+
+def test_a_member_that_acknowledges_no_vote_holds_up_nobody() -> None:
+    async def play(members: dict[str, Member]) -> None:
+        take, began = members["a"].rounds._take_vote, asyncio.get_running_loop().time()
+
+        async def take_and_say_nothing(sender: str, vote: Signed) -> Ack:
+            await take(sender, vote)
+            return await asyncio.Event().wait() and Ack()
+
+        members["a"].carrier.serve(VOTE, take_and_say_nothing)
+        parts = [Part(members[node], fresh(*"abc")) for node in "abc"]
+        await asyncio.gather(*(part.task for part in parts))
+        assert asyncio.get_running_loop().time() - began < 10
+
+    scene(play)
 
 
 def test_a_member_that_was_started_again_is_not_waited_for() -> None:

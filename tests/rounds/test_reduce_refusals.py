@@ -138,6 +138,22 @@ def test_a_stream_of_an_attempt_that_is_over_writes_nothing() -> None:
     run(main())
 
 
+def test_a_stream_that_waits_for_room_ends_with_its_attempt() -> None:
+    async def main() -> None:
+        exchange = Exchange(vectors("abc", 60))
+        part = exchange.parts["a"]
+        task = asyncio.create_task(part.run())
+        owed = scatter(*((start, ZERO) for start in range(0, 20, 2)))
+        taking = asyncio.create_task(part.take("b", owed[0], _stream(owed[1:])))
+        await asyncio.sleep(1.0)
+        assert not taking.done(), "c has sent nothing yet"
+        task.cancel()
+        with pytest.raises(BadMessage, match="over"):
+            await asyncio.wait_for(taking, 1.0)
+
+    run(main())
+
+
 @pytest.mark.parametrize("codes", [0, 1, 3])
 def test_as_many_sparse_codes_as_members_are_owed(codes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two members, of which b owes the mean of its shard as the codes of both."""

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from rounds.cases import CALM, LENGTH, LONG, Member, Puppet, acquainted, ballot, outer_state, scene, shares, with_puppet
+from rounds.cases import (
+    CALM,
+    LENGTH,
+    LONG,
+    Member,
+    Puppet,
+    acquainted,
+    assemble,
+    ballot,
+    outer_state,
+    scene,
+    shares,
+    with_puppet,
+)
 from simulation.network import Network
 from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
+from pier_node.base.faults import Faults
 from pier_node.outer.state import OuterState
 from pier_node.rounds.commitments import Cast, Commitments
 from pier_node.rounds.quorum import LEAP
-from pier_node.wire.carrier import ABORT, VOTE, Chunk, PeerRefused
-from pier_proto.v1.peer_pb2 import AbortNotice, Ballot, Proposal, Ready, Vote
+from pier_node.rounds.reduce import Plan
+from pier_node.rounds.suspects import NOBODY, Suspicion
+from pier_node.wire.carrier import ABORT, VOTE, BadMessage, Chunk, PeerRefused
+from pier_proto.v1.peer_pb2 import AbortNotice, Ballot, Proposal, Ready, Share, Vote
 
 
 def proposal(ready: Ready, **change: Any) -> Proposal:
@@ -283,5 +302,72 @@ def test_a_result_of_others_than_those_who_took_part_is_not_adopted() -> None:
         liar.contribute(1.0)
         states = await asyncio.gather(*(members[node].contribute(1.0) for node in "ab"))
         assert states[0].members == states[1].members == ("a", "b")
+
+    run(main())
+
+
+# --- sites that make one attempt after another fail ----------------------------------------------------
+
+
+def quitting(network: Network, node: str, begin: OuterState, accused: str) -> Member:
+    """A site that takes part in every attempt and gives it up in the middle, because of each of these in turn."""
+    turns = itertools.cycle(accused or [NOBODY])
+
+    async def quit(_round: int, phase: str) -> None:
+        if phase == "exchanging":
+            raise Suspicion(next(turns), "it does not like it")
+
+    return Member(network, node, begin, faults=Faults(quit))
+
+
+@pytest.mark.parametrize("accused", ["", "c", "abc"])
+@pytest.mark.parametrize("base", ["abcd", "abcde"])
+def test_who_gives_up_again_and_again_is_left_out(base: str, accused: str) -> None:
+    """Be it a member of the last round, d, or a stranger to it, s: whoever it blames."""
+
+    async def main() -> None:
+        network, begin = Network(1, CALM), outer_state(tuple(base))
+        quitter = "d" if base == "abcd" else "s"
+        members = {node: Member(network, node, begin) for node in {*base} - {quitter}}
+        members[quitter] = quitting(network, quitter, begin, accused)
+        for member in members.values():
+            member.meet(*members)
+            member.carrier.spawn(member.rounds.run())
+        await acquainted(members)
+        tasks = {node: member.contribute(1.0) for node, member in members.items()}
+        states = [await tasks[node] for node in sorted({*base} - {quitter})[:3]]
+        assert {state.digest for state in states} == {states[0].digest}
+        assert quitter not in states[0].members
+        assert asyncio.get_running_loop().time() < 60
+
+    run(main())
+
+
+def test_who_refuses_all_streams_is_left_out() -> None:
+    async def refuse(sender: str, _chunks: object) -> None:
+        raise BadMessage("no")
+
+    async def main() -> None:
+        members = assemble(Network(1, CALM), "abcd")
+        members["b"].carrier.serve_push(refuse)
+        await acquainted(members)
+        tasks = {node: member.contribute(1.0) for node, member in members.items()}
+        states = [await tasks[node] for node in "acd"]
+        assert states[0].members == ("a", "c", "d")
+        assert asyncio.get_running_loop().time() < 60
+
+    run(main())
+
+
+def test_an_absurd_bandwidth_and_norm_stop_nobody() -> None:
+    async def main() -> None:
+        members = assemble(Network(1, CALM), "abcd")
+        for member in members.values():
+            member.tools.bandwidth = sys.float_info.max
+        await acquainted(members)
+        states = await asyncio.gather(*(member.contribute(1.0) for member in members.values()))
+        assert states[0].members == tuple("abcd")
+        plan = Plan(1, ballot(1), [Share(node=node, tokens=1, norm=sys.float_info.max) for node in "abc"], 50.0, 1.0)
+        assert plan.longest_mean(lossy=True) ** 2 < math.inf
 
     run(main())

@@ -6,10 +6,12 @@ import asyncio
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from simulation.virtual_time import run
 
 from pier_node.config.run import SITES
-from pier_node.rounds.suspects import EXPIRY, LONGEST, STANDSTILL, Standstill, Suspects
+from pier_node.rounds.suspects import EXPIRY, LONGEST, NOBODY, STANDSTILL, Involved, Standstill, Suspects, Suspicion
 
 
 def test_a_suspicion_ends_by_itself() -> None:
@@ -126,3 +128,21 @@ def test_a_leader_may_let_all_wait_for_a_while_only() -> None:
         assert told == [False, True, False, False, False, True], "somebody still trained, and then another kept"
 
     run(main())
+
+
+def test_who_is_lost_is_suspected_at_once_and_who_gives_up_only_the_second_time() -> None:
+    involved = Involved()
+    assert involved.add(Suspicion("b", "lost"), "bcd") == {"b"}
+    assert involved.add(Suspicion(NOBODY, "c gave up", told=("c", "d")), "bcd") == set()
+    assert involved.add(Suspicion(NOBODY, "d gave up", told=("d", NOBODY)), "bcd") == {"d"}
+    assert involved.add(Suspicion(NOBODY, "the result is not finite"), "bc") == set(), "d was not in it"
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.booleans()), min_size=12, max_size=12))
+def test_who_has_a_part_in_every_failure_is_found_however_its_victims_change(failures: list[tuple[str, bool]]) -> None:
+    involved = Involved()
+    for other, told_by_it in failures:
+        told = ("z", other) if told_by_it else (other, "z")
+        found = involved.add(Suspicion(NOBODY, "gave up", told=told), "abcdefz")
+    assert "z" in found
+    assert found <= {"z"} or len({other for other, _ in failures}) == 1

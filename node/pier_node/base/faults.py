@@ -20,10 +20,14 @@ microbatches, and is `exchanging` before it is `summed`."""
 
 
 class Faults:
-    """Calls `strike` when a phase of a round is reached."""
+    """Calls `strike` when a phase of a round is reached.
+
+    Attributes:
+        planned: whether any may happen.
+    """
 
     def __init__(self, strike: Callable[[int, str], Awaitable[None]] | None = None) -> None:
-        self._strike = strike
+        self._strike, self.planned = strike, strike is not None
 
     async def reach(self, round: int, phase: str) -> None:
         """Note that the node is at this point."""
@@ -32,7 +36,7 @@ class Faults:
 
     def within(self, phase: str) -> Faults:
         """Faults for a part of another phase: whatever the part reaches has that phase's name."""
-        return Faults(lambda round, _: self.reach(round, phase))
+        return Faults(lambda round, _: self.reach(round, phase)) if self.planned else self
 
 
 NO_FAULTS = Faults()

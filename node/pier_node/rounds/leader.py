@@ -158,9 +158,8 @@ class Leader:
         group = quorum.choose_group(readies, voters)
         if self._lacking(group, view):
             group = frozenset(readies)
-        if self._last.round == self._round:  # that attempt failed: a site that comes only now may make each one fail
-            known = group & {*voters, *(share.node for share in self._last.shares)}
-            group = group if self._lacking(known, view) else known
+        if self._last.round == self._round and not self._lacking(group & voters, view):
+            group &= voters  # that attempt failed, and a stranger may make each one fail
         waited = now - min(arrival.at for arrival in self._arrivals.values())
         if problem := self._lacking(group, view):
             return self._tell(problem, waited)

@@ -28,7 +28,7 @@ from pier_node.rounds.leader import BUSY, POLL, Leader, LeaderView, read_announc
 from pier_node.rounds.proofs import ProgressChecks, Trust, Trusted, alone
 from pier_node.rounds.quorum import Base, flaw, has_quorum, leader_of, order
 from pier_node.rounds.reduce import Codes
-from pier_node.rounds.suspects import NOBODY, Behind, Standstill, Suspects, Suspicion
+from pier_node.rounds.suspects import Behind, Involved, Standstill, Suspects, Suspicion
 from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, Chunk, PeerLost
 from pier_proto.v1.peer_pb2 import AbortNotice, Ack, Link, Proposal, Ready, Signed, Vote
 
@@ -72,6 +72,7 @@ class Rounds:
         self._roster, self._carrier, self._faults = tools.roster, tools.carrier, tools.faults
         self.promises = Promises(tools.journal, self.node, state.round)
         self._suspects, self._standstill = Suspects(self._roster.started_at), Standstill()
+        self._involved = Involved()
         self._nonce = b""
         self._messages: set[asyncio.Task[None]] = set()
         self._mine = Ready()
@@ -114,7 +115,7 @@ class Rounds:
         """Take part in the next round until it is committed. Raises Behind if it was committed without us."""
         await asyncio.to_thread(lambda: update.norm)  # every announcement needs it
         backoff, last = Backoff(), self.state.round
-        self.times = Times()
+        self.times, self._involved = Times(), Involved()
         self.renew()
         while True:
             decided = self._roster.changed.until(lambda: bool(self.sources()))
@@ -237,9 +238,9 @@ class Rounds:
         except Suspicion as suspicion:
             self.last_error = str(suspicion)
             log.warning("round %d, attempt %d: given up: %s", proposal.round, proposal.ballot.number, suspicion)
-            if suspicion.node not in (NOBODY, self.node):
+            for node in self._involved.add(suspicion, {*attempt.group} - {self.node}):
                 mute_in = proposal.round if suspicion.mute else 0
-                self._suspects.add(suspicion.node, mute_in, since=attempt.began)
+                self._suspects.add(node, mute_in, since=attempt.began)
             self._tell(attempt.give_up(suspicion))
         finally:
             attempt.close()

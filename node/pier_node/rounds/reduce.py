@@ -107,7 +107,8 @@ class Plan:
 
     def longest_mean(self, lossy: bool) -> float:
         """Largest L2 norm that a shard of the mean may have."""
-        return longest_mean(*self._norms(), self.weighing.whole) * (LOSSY if lossy else EXACT)
+        longest = min(longest_mean(*self._norms(), self.weighing.whole), self.norm_limit * math.sqrt(len(self.shares)))
+        return longest * (LOSSY if lossy else EXACT)
 
     def _norms(self) -> tuple[list[float], list[int]]:
         return [share.norm for share in self.shares], [share.tokens for share in self.shares]
@@ -157,7 +158,7 @@ async def send(carrier: Carrier, node: str, chunks: AsyncGenerator[Chunk], patie
         except TimeoutError as error:
             raise Suspicion(node, f"took nothing of what we sent for {patience:.0f} s", mute=True) from error
         except PeerRefused as refused:
-            raise Suspicion(NOBODY, f"{node} refused what we sent: {refused.reason}") from refused
+            raise Suspicion(NOBODY, f"{node} refused what we sent: {refused.reason}", told=[node]) from refused
         except PeerLost as lost:
             raise Suspicion(node, lost.reason) from lost
 
@@ -249,6 +250,9 @@ class Reduction:
             self._over = True
             # What was under way may refer to this object until it is collected, but the vectors are needed elsewhere.
             self._update, self._mean = NO_UPDATE, NO_UPDATE.vector
+            for queue in self._senders.values():  # a stream that waits for room would wait for ever
+                while not queue.empty():
+                    queue.get_nowait()
         if worst:  # before Python 3.11.4, an exception raised inside `except*` is wrapped in a group
             raise worst
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
@@ -24,13 +25,15 @@ class Suspicion(Exception):
 
     Attributes:
         mute: the member is there but kept the others waiting until they ran out of patience.
+        told: if nobody is suspected: who gave up or refused what we sent, and whom that member blames.
     """
 
-    def __init__(self, node: str, reason: str, mute: bool = False) -> None:
+    def __init__(self, node: str, reason: str, mute: bool = False, told: Collection[str] = ()) -> None:
         super().__init__(f"{node}: {reason}" if node else reason)
         self.node = node
         self.reason = reason
         self.mute = mute
+        self.told = told
 
 
 class Behind(Exception):
@@ -77,6 +80,26 @@ class _Doubt:
     since: float
     earliest: float
     until: float
+
+
+class Involved:
+    """Who had a part in the failed attempts at a round, in which an honest member may have been the first to notice.
+
+    A single failure proves nothing against those who tell of it. But whoever makes one attempt after another fail, by
+    giving up or refusing, has a part in each of them, while those it accuses or makes give up may change.
+    """
+
+    def __init__(self) -> None:
+        self._parts: Counter[str] = Counter()
+
+    def add(self, suspicion: Suspicion, group: Collection[str]) -> set[str]:
+        """Note a failed attempt of this group, without the site itself. Returns whom the next should do without."""
+        found = {suspicion.node, *suspicion.told} & {*group}
+        self._parts.update(found)
+        if suspicion.node:
+            return found & {suspicion.node}
+        most = max(self._parts.values(), default=0)
+        return {node for node in self._parts if self._parts[node] == most} & {*group} if most > 1 else set()
 
 
 class Suspects:
