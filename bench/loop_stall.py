@@ -17,7 +17,6 @@ from collections.abc import Awaitable
 from pathlib import Path
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from bench.wan_site import Sleeper
 from pier_node.base.shared import SharedVector
@@ -59,10 +58,11 @@ class Watch:
             self.stall = max(self.stall, time.monotonic() - began - TICK)
 
 
-async def site(config: RunConfig, folder: Path, node: str, met: list[Site], state: OuterState) -> None:
+async def site(config: RunConfig, folder: Path, identity: Identity, met: list[Site], state: OuterState) -> None:
     """Train to the end of the run, with those that are in the list."""
+    node = identity.node
     carrier, progress = GrpcCarrier(node, config.hash(), None), Progress()
-    statements = SignedStatements(Signer(Identity(ec.generate_private_key(ec.SECP256R1())), config.hash()))
+    statements = SignedStatements(Signer(identity, config.hash()))
     me = Site(node=node, name=node, address=f"{HOST}:{await carrier.start(HOST, 0)}")
 
     async def nothing(_state: OuterState) -> None:
@@ -104,15 +104,15 @@ async def measure(megabytes: int, rounds: int, codec: str) -> float:
     )
     with tempfile.TemporaryDirectory() as work:
         folders = [Path(work) / name for name in "ab"]
-        nodes = [Identity.load_or_create(folder).node for folder in folders]
+        identities = [Identity.load_or_create(folder) for folder in folders]
         tensors = {ANCHOR: SharedVector(length), MOMENTUM: SharedVector(length)}
         tensors[ANCHOR].array[:] = np.random.default_rng(1).standard_normal(length, np.float32)
-        state = OuterState(0, tuple(sorted(nodes)), tensors, {})
+        state = OuterState(0, tuple(sorted(each.node for each in identities)), tensors, {})
         _ = state.digest, state.norm
         watch, met = Watch(), list[Site]()
         watching = asyncio.create_task(watch.run())
-        sites = zip(folders, nodes, strict=True)
-        await asyncio.gather(*(site(config, folder, node, met, state) for folder, node in sites))
+        sites = zip(folders, identities, strict=True)
+        await asyncio.gather(*(site(config, folder, identity, met, state) for folder, identity in sites))
         watching.cancel()
     return watch.stall
 
