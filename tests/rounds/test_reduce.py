@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -15,7 +16,8 @@ from simulation.virtual_time import run
 
 from pier_node.base.faults import Faults
 from pier_node.base.shared import Vector
-from pier_node.outer.codec import codec, of_means
+from pier_node.outer.codec import CODECS, codec, of_means
+from pier_node.outer.codec.blockwise import Int4
 from pier_node.outer.mean import trimmed_mean, weighted_mean
 from pier_node.rounds.reduce import Plan
 from pier_node.rounds.suspects import NOBODY, Suspicion
@@ -254,6 +256,50 @@ def test_a_slow_owner_holds_its_senders_back() -> None:
         return deepest
 
     assert 1 <= run(main()) <= 4
+
+
+class Meeting(Int4):
+    """Codes a chunk only while another thread codes another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._both = threading.Barrier(2)
+
+    def encode(self, values: Vector) -> bytes:
+        self._both.wait(20)
+        return super().encode(values)
+
+
+async def test_several_chunks_are_coded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CODECS, "int4", Meeting())
+    given = vectors("a", 8 * 64)
+    exchange = Exchange(given, chunk=64, codec="int4")
+    await exchange.run()
+    np.testing.assert_array_equal(exchange.errors["a"], given["a"] - exchange.means["a"])
+
+
+def test_chunks_that_are_here_already_do_not_hold_the_loop() -> None:
+    """While a takes b's mean of 100 chunks, others have a turn between any two."""
+
+    async def main() -> int:
+        exchange, turns = Exchange(vectors("ab", 400)), 0
+
+        async def burst() -> AsyncIterator[Chunk]:
+            for start, end in exchange.plan.ranges(exchange.plan.shares[1]):
+                yield Chunk(offset=start, data=bytes(4 * (end - start)))
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        counting = asyncio.create_task(count())
+        await exchange.parts["a"].take("b", exchange.plan.message(Chunk.STAGE_GATHER, 200, b""), burst())
+        counting.cancel()
+        return turns
+
+    assert run(main()) >= 99
 
 
 SHARES = [

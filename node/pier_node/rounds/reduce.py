@@ -2,8 +2,8 @@
 
 The plan of the attempt, which all members know, says who owns which shard, and what each may send. A member receives
 its shard of every member's vector, sums in node-id order whatever the order of arrival, and sends the mean to all. The
-mean of a chunk leaves while later chunks still arrive. A slow owner slows its senders through the carrier's flow
-control: at most WINDOW chunks of a sender wait in memory.
+mean of a chunk leaves while later chunks still arrive. Threads code and sum up to AT_ONCE chunks of a shard at once. A
+slow owner slows its senders through the carrier's flow control: at most WINDOW more chunks of a sender wait in memory.
 
 With a lossy codec every member uses the decoded bytes, the owner included. What is dropped of an update is its sender's
 error. What is dropped of a mean, divided by the owner's share of the weight, is its owner's error: added to the next
@@ -174,6 +174,7 @@ async def _in_time(chunks: AsyncGenerator[Chunk], limit: asyncio.Timeout, patien
 
 
 WINDOW = 4
+AT_ONCE = 4
 T = TypeVar("T")
 
 
@@ -233,8 +234,7 @@ class Reduction:
         self._over = False
         self.longest_wait = 0.0
         self.meter = Meter(asyncio.get_running_loop().time())
-        self._reduced = 0
-        self._progress = asyncio.Condition()
+        self._reduced = {start: asyncio.Event() for start, _ in plan.ranges(self._mine)}
 
     async def run(self) -> None:
         """Exchange chunks with all members. Raises Suspicion."""
@@ -295,34 +295,31 @@ class Reduction:
         """The mean of our shard, chunk by chunk as each becomes ready."""
         yield self._plan.message(Chunk.STAGE_GATHER, self._mine.offset, NO_DATA)
         for start, end in self._plan.ranges(self._mine):
-            async with self._progress:
-                while self._reduced < end:
-                    await self._progress.wait()
+            await self._reduced[start].wait()
             data = self.codes[start] if self._codec.lossy else self._codec.encode(self._mean[start:end])
             yield self._plan.message(Chunk.STAGE_GATHER, start, data)
             self.meter.sent(len(data), asyncio.get_running_loop().time())
 
     async def _reduce(self) -> None:
-        """Sum our shard in node-id order, leaving out members without tokens."""
+        """Take the parts of each chunk of our shard in order, and reduce up to AT_ONCE chunks at a time."""
         squares = dict.fromkeys(self._senders, 0.0)
-        for start, end in self._plan.ranges(self._mine):
-            part = slice(start, end)
-            parts = {share.node: await self._part_of(share, part, squares) for share in self._plan.givers()}
-            await self._work(partial(self._average, part, parts))
-            await asyncio.sleep(0)  # nothing above yields if the others' chunks are here, or if no other gives any
-            await self._faults.reach(self._plan.round, "exchanging")
-            async with self._progress:
-                self._reduced = end
-                self._progress.notify_all()
+        room = asyncio.Semaphore(AT_ONCE if self._slow else 1)  # without threads, others get a turn after each chunk
+        others = [share for share in self._plan.givers() if share.node != self._carrier.node]
+        async with asyncio.TaskGroup() as tasks:
+            for start, end in self._plan.ranges(self._mine):
+                await room.acquire()
+                parts = {share.node: await self._next_part(share, squares) for share in others}
+                tasks.create_task(self._reduce_chunk(slice(start, end), parts, room))
 
-    async def _part_of(self, share: Share, part: slice, squares: dict[str, float]) -> Part:
-        return await (self._own(part) if share.node == self._carrier.node else self._next_part(share, squares))
+    async def _reduce_chunk(self, part: slice, parts: Mapping[str, Part], room: asyncio.Semaphore) -> None:
+        await self._work(partial(self._average, part, parts))
+        await self._faults.reach(self._plan.round, "exchanging")
+        self._reduced[part.start].set()
+        room.release()
 
-    async def _own(self, part: slice) -> Part:
+    def _own(self, part: slice) -> Part:
         """Our own part as the other members would decode it."""
-        if not self._codec.lossy:
-            return Part(NO_DATA, self._update.sent(part))
-        return await self._work(partial(self._coded, part))
+        return self._coded(part) if self._codec.lossy else Part(NO_DATA, self._update.sent(part))
 
     def _part(self, data: Buffer, length: int) -> Part:
         return Part(data, self._codec.decode(data, length))
@@ -335,8 +332,10 @@ class Reduction:
             error[part] = values - coded.values
         return coded
 
-    def _average(self, part: slice, parts: Mapping[str, Part]) -> None:
-        mean = self._mean[part]
+    def _average(self, part: slice, received: Mapping[str, Part]) -> None:
+        """Sum a chunk of our shard in node-id order, leaving out members without tokens."""
+        mean, nodes = self._mean[part], [share.node for share in self._plan.givers()]
+        parts = {node: received[node] if node in received else self._own(part) for node in nodes}
         self._mean_of({node: it.values for node, it in parts.items()}, mean)
         if not self._codec.lossy:
             return
@@ -448,6 +447,7 @@ class Reduction:
             if self._over:  # the next attempt may be using `mean`
                 raise BadMessage("that attempt is over")
             yield part
+            await asyncio.sleep(0)  # nothing above yields while chunks are here already
         if next(awaited, None) is not None:
             raise BadMessage("the stream ended early")
 
