@@ -19,6 +19,7 @@ from simulation.virtual_time import Hanging
 from pier_node.base.faults import Faults
 from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
+from pier_node.outer.mean import Weighing
 from pier_node.outer.state import OuterState
 from pier_node.pipeline import vote_state
 from pier_node.pipeline.activation_codec import Formats
@@ -53,7 +54,9 @@ class PipelineNode:
         faults = cluster.faults(name)
         keep, fetch = partial(cluster.keep, name), shadow_fetcher(self.carrier, length, 10.0)
         signed = PlainStatements(name)
-        tools = RoundTools(self.carrier, self.roster, signed, disk, disk.proofs, keep, fetch, faults)
+        tools = RoundTools(
+            self.carrier, self.roster, signed, disk, disk.proofs, keep, fetch, faults, weighing=one_result
+        )
         self.rounds = Rounds(tools, state, lambda _: length, nonces(name + str(next(cluster.incarnations))))
         self.stage_state = StageState(cluster.folder / name, run)
         memory, formats = run.pipeline.memory, Formats.of(run, bf16=False)
@@ -193,6 +196,10 @@ class PipelineCluster:
         whole = np.full(_length(self.config), np.nan, np.float32)
         gather(self.config.model, self.config.pipeline.stages, parts, whole)
         return whole
+
+
+def one_result(_round: int) -> Weighing:
+    return vote_state.ONE_RESULT
 
 
 def _length(config: RunConfig) -> int:

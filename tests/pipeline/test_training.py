@@ -88,6 +88,25 @@ def test_a_stage_whose_holder_has_not_taken_its_last_step_yet_is_asked_for_again
     assert [np.array_equal(end, cluster.joined()) for end in ends] == [True]
 
 
+def test_a_round_without_a_result_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever others bring to it, it does not end a site."""
+    real, failed = vote_state.advance, list[int]()
+
+    def advance(run: RunConfig, state: OuterState, *exchanged: Any) -> OuterState:
+        if state.round == 1 and len(failed) < 3:
+            failed.append(state.round)
+            raise ValueError("invalid literal for int()")
+        return real(run, state, *exchanged)
+
+    monkeypatch.setattr(vote_state, "advance", advance)
+    cluster = PipelineCluster(config(paths="full", microbatches=2), tmp_path)
+    run(cluster.run())
+    assert (len(failed), cluster.voted().steps) == (3, 6)
+    assert "round 2 has no result" in caplog.text
+
+
 PHASES = ("routed", "forward", "backward", "summed", "prepared", "exchanging", "staged", "voting")
 
 

@@ -92,7 +92,7 @@ class Weighing:
 
 
 ONE_EACH = Weighing(claim=1, whole=1, most=1.0)
-"""Every member counts the same: in the merge of a run of pairs, and in the rounds of a pipeline."""
+"""Every member counts the same: in the merge of a run of pairs."""
 
 
 def weighing(config: RunConfig, number: int) -> Weighing:

@@ -19,6 +19,7 @@ from pier_node.outer.mean import ONE_EACH, trimmed_mean, weighing, weighted_mean
 from pier_node.outer.noloco import PairRun
 from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import OuterState
+from pier_node.pipeline.vote_state import ONE_RESULT
 from pier_node.rounds.attempt import Tools
 from pier_node.rounds.catch_up import shadow_fetcher
 from pier_node.rounds.folder import SiteRecord
@@ -128,11 +129,13 @@ Keep = Callable[[OuterState], Awaitable[None]]
 def rounds_of_all(site: Joined, keep: Keep, length: int, state: OuterState, means: Means | None = None) -> Rounds:
     """Rounds of all sites, with what binds this site; in a run of pairs, the rounds of the final merge.
 
-    In a pipeline, rounds decide about iterations: they take `length` elements unchanged (pipeline/vote_state.py).
+    In a pipeline, rounds decide about iterations: they take `length` elements unchanged, of the sites that are ready
+    with one result (pipeline/vote_state.py).
     """
     config, carrier = site.config, site.carrier
     piped = config.pipeline.stages > 1
     alike = piped or config.outer.algorithm == "noloco"
+    one_each = ONE_RESULT if piped else ONE_EACH
     tools = Tools(
         carrier=carrier,
         roster=site.roster,
@@ -145,7 +148,7 @@ def rounds_of_all(site: Joined, keep: Keep, length: int, state: OuterState, mean
         faults=site.settings.faults,
         codec=codec("none" if alike else config.outer.codec, config.outer.density),
         mean=trimmed_mean if config.outer.robust == "trimmed" and not piped else weighted_mean,
-        weighing=(lambda _: ONE_EACH) if alike else partial(weighing, config),
+        weighing=(lambda _: one_each) if alike else partial(weighing, config),
         convict=site.convict,
     )
     return Rounds(tools, state, lambda number: length if piped else synced(config, number, length))

@@ -19,6 +19,7 @@ from functools import partial
 import torch
 
 from pier_node.base.errors import PierError
+from pier_node.base.shared import SharedVector
 from pier_node.base.tasks import Signal
 from pier_node.config.run import RunConfig
 from pier_node.outer.mean import Update
@@ -40,7 +41,7 @@ from pier_node.rounds.catch_up import CatchUp
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.state_store import Checkpoint
-from pier_node.rounds.suspects import Behind, Suspicion
+from pier_node.rounds.suspects import NOBODY, Behind, Suspicion
 from pier_node.site.orders import Orders
 from pier_node.wire.carrier import PeerLost
 from pier_proto.v1.peer_pb2 import Phase, Place
@@ -221,7 +222,7 @@ class PipelineTraining:
         worked = asyncio.get_running_loop().time()
         progress.phase, rounds.sites = Phase.PHASE_WAITING, 1 if rounds.state.round else self._config.run.sites
         try:
-            state = await rounds.commit(update, vote_state.advance)
+            state = await rounds.commit(update, self._advanced)
         except Behind:
             ended = asyncio.get_running_loop().time()
             await self.catch_up()
@@ -231,6 +232,14 @@ class PipelineTraining:
             await self._settle()
             await self._on_commit(state)
             await self._tools.faults.reach(state.round, "saved")
+
+    def _advanced(self, state: OuterState, exchanged: SharedVector, tokens: Mapping[str, int]) -> OuterState:
+        """The state after a round. Raises Suspicion: what others bring to a round must not end this site."""
+        try:
+            return vote_state.advance(self._config, state, exchanged, tokens)
+        except Exception as error:
+            log.exception("round %d has no result", state.round + 1)
+            raise Suspicion(NOBODY, f"the round has no result: {error!r}") from error
 
     def _book(self, began: float, worked: float, ended: float) -> None:
         """Book a round that is decided and known here."""
