@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any
 from unittest.mock import Mock
 
+import pytest
 from simulation.virtual_time import run
 
 from pier_node.base.tasks import Signal
-from pier_node.pipeline.plan_delivery import CATCHING_UP, MOST, Routing, Suspects
-from pier_node.pipeline.vote_state import VoteState
-from pier_proto.v1.peer_pb2 import Phase, Place, Pulse
+from pier_node.pipeline.plan_delivery import CATCHING_UP, MOST, VIEWS, Routing, Suspects
+from pier_node.pipeline.vote_state import Turn, VoteState
+from pier_node.wire.carrier import DROP, BadMessage
+from pier_proto.v1.peer_pb2 import Ack, Dropped, IterationPlan, Path, Phase, Place, Pulse
 
 AT, OLD, NEW = 7, 6 << 24, 7 << 24
 POSITION: Any = Mock(coming=AT + 1, voted=VoteState(7, 3.0, (NEW, NEW)))
@@ -71,6 +74,136 @@ def test_a_site_that_holds_a_stage_which_the_run_has_not_is_nobody() -> None:
         return routing._awaits(), {*routing._here()}
 
     assert run(main()) == (False, {"a"})
+
+
+class Here:
+    """The delivery of plans at one site, b, which waits for the plan of the next round."""
+
+    def __init__(self, *sites: str, electors: str = "abc") -> None:
+        self.position: Any = Mock(coming=AT + 1, voted=VoteState(7, 3.0, (NEW, NEW), electors=frozenset(electors)))
+        self.position.config.pipeline.stages, self.position.turn = 2, Turn.TOGETHER
+        self.roster, self.news, stage_state = Mock(changed=Signal()), Signal(), Mock(stage=1, version=NEW)
+        self.see(*sites)
+        tools: Any = Mock(roster=self.roster)
+        self.carrier = tools.carrier
+        self.carrier.node, self.planner = "b", Mock(seed=1)
+        self.routing = Routing(tools, self.planner, stage_state, self.position, self.news)
+
+    def see(self, *sites: str, **said: Pulse) -> None:
+        """These sites are live."""
+        pulses = {node: pulse(NEW, AT + 1, Phase.PHASE_TRAINING) for node in sites} | said
+        self.roster.participants.return_value = self.roster.pulses.return_value = pulses
+        self.roster.changed.notify()
+
+    async def told(self, sender: str, step: int = 7) -> str:
+        """Why the plan of a site is refused; "" if it is taken."""
+        try:
+            await self.routing._take(sender, plan_of(sender, step))
+        except BadMessage as bad:
+            return str(bad)
+        return ""
+
+
+def plan_of(sender: str, step: int = 7) -> IterationPlan:
+    """A plan that differs from those of other senders."""
+    return IterationPlan(
+        round=AT + 1, step=step, nodes=["a", "b", sender], stages=[0, 1, 0], paths=[Path(sites=[0, 1])], waves=[1]
+    )
+
+
+async def waiting(here: Here, *works: Coroutine[Any, Any, Any]) -> list[Any]:
+    """What these result in, while the site waits for a plan; the last result is the plan of which site it took."""
+    plan = asyncio.create_task(here.routing.plan(1, lambda: False))
+    found = await asyncio.gather(*works)
+    taken = await plan
+    return [*found, taken and taken.message.nodes[-1]]
+
+
+async def after(seconds: float, do: Callable[[], object]) -> None:
+    await asyncio.sleep(seconds)
+    do()
+
+
+def test_only_the_plan_of_the_planner_is_taken() -> None:
+    here = Here("a", "b", "c", "x")
+    refused = "round 8 is planned by a, as far as this site can see"
+
+    async def main() -> list[Any]:
+        return await waiting(here, here.told("c"), here.told("x"), after(VIEWS + 1, lambda: None), late())
+
+    async def late() -> str:
+        await asyncio.sleep(VIEWS + 2)
+        return await here.told("a")
+
+    assert run(main()) == [refused, refused, None, "", "a"]
+
+
+def test_a_site_that_has_just_come_is_not_the_planner_whatever_its_id() -> None:
+    here = Here("0", "a", "b")
+    assert run(waiting(here, here.told("0"), here.told("a"))) == [
+        "this site has a plan for that round already, or has done without one",
+        "",
+        "a",
+    ]
+
+
+def test_without_electors_the_first_site_plans() -> None:
+    here = Here("0", "b", electors="acd")
+    assert run(waiting(here, here.told("0"))) == ["", "0"]
+
+
+def test_the_plan_of_another_is_taken_once_the_planner_is_seen_to_be_gone() -> None:
+    here = Here("a", "b", "c", electors="ac")
+    assert run(waiting(here, here.told("c"), after(12.0, lambda: here.see("b", "c")))) == ["", None, "c"]
+
+
+def test_the_own_plan_gives_way_to_that_of_the_planner() -> None:
+    """This site thought that it plans, because it did not see the planner."""
+    here, sent, dropped = Here("b", "c"), asyncio.Event(), list[tuple[str, Dropped]]()
+
+    async def call(node: str, method: Any, message: Any, _timeout: float) -> Ack:
+        if method is DROP:
+            dropped.append((node, message))
+        else:
+            sent.set()
+            await asyncio.sleep(20.0)
+        return Ack()
+
+    async def planned(*_: Any) -> IterationPlan:
+        return plan_of("c")
+
+    async def of_a() -> str:
+        await sent.wait()
+        here.see("a", "b", "c")
+        return await here.told("a")
+
+    here.carrier.call, here.planner.plan = call, planned
+    assert run(waiting(here, of_a())) == ["", "a"]
+    assert {node for node, _ in dropped} == {"a", "c"}, "they may have taken it"
+    assert {it.suspect for _, it in dropped} == {""}
+    assert here.routing.suspect == ""
+
+
+@pytest.mark.parametrize("said", [Phase.PHASE_WAITING, Phase.PHASE_EXCHANGING, Phase.PHASE_TRAINING])
+def test_what_others_than_electors_say_ends_no_wait_for_a_plan(said: Phase.ValueType) -> None:
+    here, stranger = Here("a", "b"), pulse(NEW, AT + 1, said)
+    stranger.place.working = True
+    here.see("a", "b", x=stranger)
+
+    async def late() -> str:
+        await asyncio.sleep(15.0)
+        return await here.told("a")
+
+    assert run(waiting(here, late())) == ["", "a"]
+    assert not here.routing._others_work(AT + 1)
+
+
+def test_suspects_are_not_left_out_if_the_rest_cannot_decide() -> None:
+    here = Here("a", "b", "c")
+    here.routing._suspects.add("c", AT + 1)
+    assert {*here.routing._trusted(AT + 1, here.position.voted)} == {"a", "b"}
+    here.routing._suspects.add("a", AT + 1)
+    assert {*here.routing._trusted(AT + 1, here.position.voted)} == {"a", "b", "c"}
 
 
 def test_a_site_is_left_out_once_and_twice_as_long_each_time_it_fails_again() -> None:

@@ -77,6 +77,20 @@ def test_at_the_start_too_few_sites_are_waited_for() -> None:
         Asked().plan(NEW, {node: Pulse(site=Site(node=node)) for node in "abc"}, round=2)
 
 
+def test_electors_that_lack_the_last_step_are_waited_for_if_it_takes_them_to_decide() -> None:
+    voted, behind = replace(LATER, electors=frozenset("abcdefz")), pulses(SIX)
+    for node in "bd":
+        behind[node].place.version = 6 << 24
+    assert [*Asked().plan(voted, behind).nodes] == [*"acef"]
+    behind["a"].place.version, behind["g"] = 6 << 24, pulses({"g": 0})["g"]
+    with pytest.raises(
+        Lacking, match="most of the sites that took the last step lack it now, and must catch up first: a, b, d"
+    ):
+        Asked().plan(voted, behind)
+    del behind["b"], behind["d"]
+    assert [*Asked().plan(voted, behind).nodes] == [*"cefg"], "those that are gone are not"
+
+
 @pytest.mark.parametrize(("paths", "length"), [("full", 4), ("skip", 3), ("random", 3)])
 def test_paths_are_as_the_policy_says_and_allowed(paths: str, length: int) -> None:
     asked = Asked(paths=paths)

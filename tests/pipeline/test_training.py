@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,9 +14,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from pipeline.cases import BATCH, CONTEXT, SEED, config, rows
-from pipeline.cluster import PipelineCluster
+from pipeline.cases import BATCH, CONTEXT, SEED, config, iteration_plan, rows
+from pipeline.cluster import PipelineCluster, PipelineNode
 from rounds.cases import CALM
+from simulation.cluster import Disk
 from simulation.network import Network
 from simulation.virtual_time import run
 from torch.nn import functional
@@ -24,16 +27,18 @@ from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
 from pier_node.outer.inner_optimizer import Moments, take_step
 from pier_node.outer.layout import Layout
+from pier_node.outer.mean import Update
 from pier_node.outer.state import OuterState
 from pier_node.pipeline import stage_state, vote_state
 from pier_node.pipeline.beginnings import Beginnings
+from pier_node.pipeline.iteration_plan import Plan
 from pier_node.rounds import catch_up
 from pier_node.site import pipeline_training
 from pier_node.trainer.model import hub
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.initial import initial_weights
-from pier_node.wire.carrier import DESCRIBE, PeerLost
-from pier_proto.v1.peer_pb2 import Phase, StateRequest
+from pier_node.wire.carrier import DESCRIBE, ROUTE, PeerLost
+from pier_proto.v1.peer_pb2 import IterationPlan, Phase, StateRequest, Total
 
 LONG = 40
 """Steps of a run that is not over before a site comes back."""
@@ -105,6 +110,43 @@ def test_a_round_without_a_result_is_tried_again(
     run(cluster.run())
     assert (len(failed), cluster.voted().steps) == (3, 6)
     assert "round 2 has no result" in caplog.text
+
+
+class AStranger(PipelineCluster):
+    """A site with the lowest id takes part in rounds, ready with a result of its own, and sends everybody its plans."""
+
+    taken = frozenset[str]()
+
+    def boot(self, name: str) -> None:
+        super().boot(name)
+        if name == "0":
+            node = self.nodes[name]
+            vars(node.training)["_work"] = partial(self._lie, node)
+
+    async def _lie(self, node: PipelineNode) -> Update:
+        message = iteration_plan([0], [[0]])
+        message.round, message.step, message.nodes[:] = node.rounds.coming(), self.voted().steps, ["0"]
+        for other in self.names[:-1]:
+            message.candidates[:], message.newcomers[:] = [other], [0]
+            node.carrier.spawn(self._send(node, other, IterationPlan.FromString(message.SerializeToString())))
+        await asyncio.sleep(0.5)
+        return vote_state.ready(Plan.read(message, 4), Total(loss=1.0), 4)
+
+    async def _send(self, node: PipelineNode, other: str, message: IterationPlan) -> None:
+        with suppress(PeerLost):
+            await node.carrier.call(other, ROUTE, message, 60.0)
+            self.taken |= {other}
+
+
+def test_a_site_that_lies_in_rounds_and_about_plans_stops_no_step(tmp_path: Path) -> None:
+    cluster = AStranger(six(), tmp_path)
+    cluster.names.append("0")
+    cluster.disks["0"] = Disk()
+    run(cluster.run())
+    assert cluster.voted().steps == 6
+    assert not cluster.taken
+    assert all(len(found) == 1 for found in cluster.digests.values())
+    assert {len(state.members) for state in cluster.states.values()} == {7}, "it took part"
 
 
 PHASES = ("routed", "forward", "backward", "summed", "prepared", "exchanging", "staged", "voting")

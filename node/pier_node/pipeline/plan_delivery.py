@@ -2,6 +2,12 @@
 
 An error here costs only an attempt, because a step needs all sites of one plan to be ready for it.
 
+The planner is the live elector (pipeline/vote_state.py) with the lowest id, so that no site that has just come can put
+itself in front of all others. A site takes a plan only from the planner. Sites learn at different times who is there:
+one that does not see the sender as the planner waits until it does, or another plan comes, for at most VIEWS seconds.
+Of two sites that both think they plan, the one gives up its plan that gets the other's and sees that it is wrong. What
+electors say they do decides how long others wait for a plan; what any other site says does not.
+
 A site that caused an attempt to fail, as far as the planner knows, is left out of the next plan, so that the iteration
 can complete. If it fails again as soon as it is back in a plan, it is left out of twice as many rounds, and so on. This
 happens for example with two sites whose link is cut while all other sites can reach both.
@@ -20,8 +26,10 @@ from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.joint import drop
 from pier_node.pipeline.planner import Lacking, Planner
 from pier_node.pipeline.stage_state import StageState
-from pier_node.pipeline.vote_state import Turn, VoteState
+from pier_node.pipeline.vote_state import Turn, VoteState, can_decide
+from pier_node.rounds.quorum import leader_of
 from pier_node.rounds.roster import LATE
+from pier_node.rounds.suspects import NOBODY
 from pier_node.wire.carrier import ROUTE, BadMessage, PeerLost
 from pier_proto.v1.peer_pb2 import Ack, IterationPlan, Phase, Pulse
 
@@ -59,6 +67,8 @@ CATCHING_UP = 100.0
 
 If the site fails to get it, the planner waits for it again this many seconds later.
 """
+VIEWS = 30.0
+"""Seconds after which all sites should see the same sites alive; less than a planner waits for them to take a plan."""
 LOOK = 1.0
 BUSY = (Phase.PHASE_WAITING, Phase.PHASE_EXCHANGING)
 
@@ -83,6 +93,7 @@ class Routing:
         self._stage_state, self._position, self._news = stage_state, position, news
         self._stages = position.config.pipeline.stages
         self._taken: dict[int, Plan] = {}
+        self._offered = b""
         self._open, self._closed, self._late_after = 0, 0, 0.0
         self._behind: dict[str, float] = {}
         self.suspect, self.lacking = "", ""
@@ -101,7 +112,7 @@ class Routing:
         self._news.notify()
         deadline = loop.time() + PATIENCE
         while number not in self._taken and loop.time() < deadline and not needless():
-            mine = min(self._here(late=True)) == self._carrier.node
+            mine = self._plans() == self._carrier.node
             complete = len(self._here()) >= max(least, len(self._here(late=True)))
             if self._others_wait(number):
                 break  # they are done with it, whoever planned it
@@ -123,6 +134,10 @@ class Routing:
             await self._roster.changed.wait(LOOK)
             if self._others_work(plan.round):
                 deadline = loop.time() + PATIENCE
+
+    def _plans(self) -> str:
+        """The site that plans the next round, as far as this site can see."""
+        return leader_of(self._here(late=True), self._position.voted.electors)
 
     @property
     def _meets(self) -> bool:
@@ -160,13 +175,16 @@ class Routing:
         return any(since <= now < since + CATCHING_UP for node, since in self._behind.items() if node in awaited)
 
     def _others_wait(self, number: int) -> bool:
-        pulses = {node: it for node, it in self._roster.participants().items() if node != self._carrier.node}
-        return any(it.phase in BUSY and it.training_for == number for it in pulses.values())
+        return any(it.phase in BUSY and it.training_for == number for it in self._other_electors())
 
     def _others_work(self, number: int) -> bool:
         """Whether any site works on an attempt of this round. A site that enters the round before them would end it."""
-        pulses = {node: it for node, it in self._roster.participants().items() if node != self._carrier.node}
-        return any(it.place.working and it.training_for == number for it in pulses.values())
+        return any(it.place.working and it.training_for == number for it in self._other_electors())
+
+    def _other_electors(self) -> list[Pulse]:
+        """Pulses of the other electors: every attempt that can count has some of them."""
+        pulses, electors = self._roster.participants(), self._position.voted.electors
+        return [it for node, it in pulses.items() if node != self._carrier.node and node in electors]
 
     async def _heard(self) -> None:
         """Return on any news, or after LOOK seconds."""
@@ -176,10 +194,9 @@ class Routing:
 
     async def _offer(self, number: int) -> bool:
         """Plan and send the plan to all sites. Returns whether there was a plan to send."""
-        pulses, voted = self._here(), self._position.voted
+        voted = self._position.voted
         self._learn(number, voted.steps)
-        for node in self._suspects.of(number):
-            pulses.pop(node, None)
+        pulses = self._trusted(number, voted)
         try:
             message = await self._planner.plan(number, voted, pulses, self._roster.round_trips(), self._meets)
         except Lacking as lacking:
@@ -189,16 +206,34 @@ class Routing:
             self._suspects.clear(self._suspects.of(number))
             return False
         self.lacking, self._tried = "", (voted.steps, [*message.nodes])
-        if self._position.coming != number:
-            return True
-        told = [*message.nodes, *message.candidates]
-        results = await asyncio.gather(*(self._tell(node, message) for node in told))
-        if lost := next((it for it in results if it), None):
+        if self._position.coming == number:
+            await self._send(message)
+        return True
+
+    def _trusted(self, number: int, voted: VoteState) -> dict[str, Pulse]:
+        """The sites here without the suspects, or with them if a step without them would not count."""
+        here, out = self._here(), self._suspects.of(number)
+        rest = {node: it for node, it in here.items() if node not in out}
+        if can_decide(rest, voted.electors & here.keys()):
+            return rest
+        self._suspects.clear(out)
+        return here
+
+    async def _send(self, message: IterationPlan) -> None:
+        """Send a plan to all its sites; take it back if one does not take it."""
+        number, name = message.round, self._read(message).name
+        self._offered = name
+        results = await asyncio.gather(*(self._tell(node, message) for node in [*message.nodes, *message.candidates]))
+        self._offered = b""
+        taken, lost = self._taken.get(number), next((it for it in results if it), None)
+        if taken and taken.name != name:
+            log.info("round %d: another site plans it", number)
+            await self._recall(message, PeerLost(NOBODY, "another site plans this round"))
+        elif lost:
             log.warning("round %d: the plan is dropped: %s", number, lost)
             self.suspect = lost.node
             self._taken.pop(number, None)
             await self._recall(message, lost)
-        return True
 
     def _learn(self, number: int, steps: int) -> None:
         """Update the suspects from the outcome of the last plan."""
@@ -222,33 +257,52 @@ class Routing:
         return None
 
     async def _recall(self, message: IterationPlan, lost: PeerLost) -> None:
-        name = Plan.read(message, self._stages, self._planner.seed).name
+        name = self._read(message).name
         others = [node for node in message.nodes if node not in (self._carrier.node, lost.node)]
         await drop(self._carrier, others, name, lost.node, lost.reason, TELL_TIMEOUT)
 
     # --- at every site ---------------------------------------------------------------------------
 
-    async def _take(self, _sender: str, message: IterationPlan) -> Ack:
-        plan = Plan.read(message, self._stages, self._planner.seed)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LATE):  # a plan may arrive just before this site has finished the last round
-                await self._news.until(lambda: self._open >= plan.round)
+    async def _take(self, sender: str, message: IterationPlan) -> Ack:
+        plan = self._read(message)
+        await self._within(LATE, lambda: self._open >= plan.round)  # it may arrive just before the last round has ended
+        await self._within(
+            VIEWS, lambda: self._open != plan.round or self._settled(plan.round) or sender == self._plans()
+        )
         number, voted = self._open, self._position.voted
         if plan.round != number or message.step != voted.steps:
             raise BadMessage(f"a plan of round {plan.round} after {message.step} steps: this site is at {number}")
         if plan.message.meet != self._meets:
             raise BadMessage(f"an iteration where replicas meet, or the reverse, in round {plan.round}")
-        if number in self._taken or number <= self._closed:
+        if self._settled(number):
             raise BadMessage("this site has a plan for that round already, or has done without one")
+        if sender != (planner := self._plans()):
+            raise BadMessage(f"round {number} is planned by {planner}, as far as this site can see")
         given = dict(zip(message.candidates, message.newcomers)) | plan.stages
         stage = given.get(self._carrier.node)
         if stage is None:
             raise BadMessage("this site has no place in that plan")
         await self._hold(stage, voted, taking_part=self._carrier.node in plan.stages)
-        if self._taken.setdefault(number, plan) is not plan:
+        if self._settled(number):
             raise BadMessage("this site has just taken another plan for that round")
+        self._taken[number] = plan
         self._news.notify()
         return Ack()
+
+    def _read(self, message: IterationPlan) -> Plan:
+        return Plan.read(message, self._stages, self._planner.seed)
+
+    def _settled(self, number: int) -> bool:
+        """Whether this site takes no more plans of a round. Its own plan gives way to one that it accepts."""
+        taken = self._taken.get(number)
+        return number <= self._closed or (taken is not None and taken.name != self._offered)
+
+    async def _within(self, seconds: float, settled: Callable[[], bool]) -> None:
+        """Return once `settled()` holds, or after so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not settled():
+                    await self._heard()
 
     async def _hold(self, stage: int, voted: VoteState, taking_part: bool) -> None:
         """Hold the stage that the plan assigns. Raises BadMessage: this site holds another stage or version."""

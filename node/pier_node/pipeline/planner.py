@@ -1,8 +1,8 @@
 """Plans an attempt: which sites take part, with which stage, and the path of every microbatch.
 
-The planner is the live site with the lowest id. Paths come from pipeline/planning, which is pure and runs at the site,
-so the loss of the coordinator stops nothing. At the start of a run, sites are assigned to stages together with the
-paths. From then on they keep their stages.
+The planner is the live elector with the lowest id (pipeline/plan_delivery.py). Paths come from pipeline/planning, which
+is pure and runs at the site, so the loss of the coordinator stops nothing. At the start of a run, sites are assigned to
+stages together with the paths. From then on they keep their stages.
 
 The problem consists of the settings of [pipeline], with the measured or estimated times of sites and links. A site
 reports the median times of its own tasks, and of its transfers to sites that it has sent anything to. Sites send one
@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -27,7 +27,7 @@ from pier_node.config.run import PipelineSection
 from pier_node.pipeline.path_search import Search, Searching, search_apart
 from pier_node.pipeline.planning.plan import Plan, random_plan, random_routes, random_waves
 from pier_node.pipeline.planning.problem import Problem, Rules, Site, stage_sizes
-from pier_node.pipeline.vote_state import VoteState
+from pier_node.pipeline.vote_state import VoteState, can_decide
 from pier_proto.v1.peer_pb2 import IterationPlan, Path, Place, Pulse
 
 log = logging.getLogger(__name__)
@@ -210,7 +210,7 @@ class Planner:
             meet: it is an outer round of the replicas. In such a round, a stage without sites stays as it is.
 
         Raises:
-            Lacking: stages that paths must visit have no site.
+            Lacking: stages that paths must visit have no site, or most of the electors here lack the last step.
             PierError: no plan is possible within memory or the rules of paths.
         """
         places = {node: pulse.place for node, pulse in sorted(pulses.items()) if pulse.HasField("place")}
@@ -223,6 +223,7 @@ class Planner:
         fresh = {node: stage for node, stage in given.items() if voted.versions[stage] == 0}
         well |= {node: Place(stage=stage, memory=self._section.memory) for node, stage in fresh.items()}
         self._require_enough(well, places, meet)
+        _require_electors(well, voted.electors & pulses.keys())
         well = dict(sorted(well.items()))
         there = Participants({node: place.stage for node, place in well.items()}, well, round_trips)
         plan = None if meet else await self._planned(round, voted.steps, there)
@@ -307,6 +308,17 @@ class Planner:
                 given[node] = min(stages, key=lambda it: (count[it], it))
                 count[given[node]] += 1
         return given
+
+
+def _require_electors(well: Mapping[str, Place], electors: Collection[str]) -> None:
+    """Raise Lacking unless those that have the last step of their stages are enough for another one to count.
+
+    Args:
+        electors: those that are here; the others cost an empty round at most.
+    """
+    if not can_decide(well, electors):
+        behind = ", ".join(sorted({*electors} - {*well}))
+        raise Lacking(f"most of the sites that took the last step lack it now, and must catch up first: {behind}")
 
 
 def _admit(message: IterationPlan, given: Mapping[str, int]) -> None:

@@ -15,7 +15,8 @@ Whoever has the token gets into the group of a round, and can say that it is rea
 - The mean of equal vectors is that vector. If it has another hash, a site has brought or made up something else, and
   the round is empty.
 - The ready sites must include most of the *electors*: the members of the last round that took the last step that
-  counted; before the first step, all members of the last round. They must be at least as many as a path has stages.
+  counted; before the first step, the founder. If none of these was in the last round, all of its members are electors.
+  The ready sites must be at least as many as a path has stages.
 
 A newcomer takes part in plans as soon as it has its stage, and decides with the others, but not without most of those
 that were there before. Not all members of the last round are electors: the rest may be sites that wait for a stage that
@@ -86,9 +87,9 @@ def length(stages: int) -> int:
 
 
 def beginning(stages: int, node: str) -> OuterState:
-    """The state before the first round, at the site that founds the run."""
+    """The state before the first round, at the site that founds the run: that counts as if it had taken a step."""
     tensors = {name: SharedVector(length(stages)) for name in (ANCHOR, MOMENTUM)}
-    return OuterState(0, (node,), tensors, {})
+    return OuterState(0, (node,), tensors, {node: 1})
 
 
 def vote_state_of(state: OuterState) -> VoteState:
@@ -105,7 +106,7 @@ def _electors(state: OuterState) -> frozenset[str]:
 
 
 def _stepped(ledger: Mapping[str, int]) -> frozenset[str]:
-    """The sites that took the last step that counted."""
+    """The sites that took the last step that counted, or the founder."""
     last = max(ledger.values(), default=0)
     return frozenset(node for node, round in ledger.items() if last and round == last)
 
