@@ -14,7 +14,7 @@ from pipeline.cases import BATCH, CONTEXT, config, iteration_plan, reference, wo
 from simulation.virtual_time import run
 
 from pier_node.base.shared import Vector
-from pier_node.pipeline.activation_codec import DTYPES, Formats, TensorFormat, pieces
+from pier_node.pipeline.activation_codec import DTYPES, LARGEST, BadValues, Formats, TensorFormat, pieces
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.wire.carrier import CHUNK_BYTES, BadMessage, Chunk
 from pier_proto.v1.peer_pb2 import Activation
@@ -34,6 +34,8 @@ def test_a_tensor_comes_back_with_its_shape_finite_and_no_longer(
     name: str, shape: tuple[int, int, int], kind: str
 ) -> None:
     form, values = TensorFormat(name, shape), tensor(kind, shape)
+    if (most := np.abs(values).max()) > LARGEST:
+        values *= np.float32(LARGEST / most)
     data = form.encode(values)
     decoded = form.decode(data)
     assert len(data) == form.size
@@ -45,6 +47,15 @@ def test_a_tensor_comes_back_with_its_shape_finite_and_no_longer(
     if name == "none":
         assert data == values.astype("<f4").tobytes()
         assert decoded.tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_what_no_stage_sends_is_refused(name: str) -> None:
+    form = TensorFormat(name, (1, 1, 4))
+    for value in (-3 * LARGEST, 1e38):
+        data = form.encode(np.full((1, 1, 4), value, np.float32))
+        with pytest.raises(BadValues, match="no stage sends more than"):
+            form.decode(data)
 
 
 @given(st.sampled_from(sorted(LEVELS)), SHAPES)

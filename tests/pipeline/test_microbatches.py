@@ -21,7 +21,7 @@ from torch import Tensor
 from pier_node.pipeline.activation_codec import TensorFormat, pieces
 from pier_node.pipeline.attempt import Worth
 from pier_node.pipeline.iteration_plan import Plan
-from pier_node.pipeline.joint import Totals
+from pier_node.pipeline.joint import Diverged, Overflow, Totals
 from pier_node.pipeline.microbatches import Activations, MicrobatchQueue
 from pier_node.pipeline.planning.plan import random_routes
 from pier_node.rounds.suspects import Suspicion
@@ -138,7 +138,6 @@ def twice(chunks: list[Chunk]) -> list[Chunk]:
 REFUSED: dict[str, tuple[Callable[[], list[Chunk]], str]] = {
     "shape": (lambda: stream(RIGHT[:, :-1]), "a tensor of shape"),
     "codec": (lambda: stream(RIGHT, "int8"), "a tensor of DTYPE_INT8, expected DTYPE_FP32: have all sites"),
-    "not finite": (lambda: stream(RIGHT * float("nan")), "a tensor that is not finite"),
     "no such microbatch": (lambda: stream(RIGHT, microbatch=2), "microbatch 2, hop 1: the plan has none"),
     "no such hop": (lambda: stream(RIGHT, hop=5), "microbatch 0, hop 5: the plan has none"),
     "another's route": (lambda: stream(RIGHT, hop=2), "the plan leads from b to a, not from a to b"),
@@ -176,6 +175,61 @@ def test_what_is_not_as_planned_is_refused_and_harmless(kind: str) -> None:
     assert reason in said
     for node, worth in plain.items():
         assert np.array_equal(worth.gradient, found[node].gradient)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"), [("nan", "not finite"), ("-inf", "not finite"), ("3e38", "no stage sends")]
+)
+def test_who_sends_values_that_no_stage_sends_is_suspected(value: str, reason: str) -> None:
+    bad = RIGHT.clone()
+    bad[0, 0, 0] = float(value)
+
+    async def main() -> tuple[str, list[Worth | BaseException]]:
+        made = await workers(RUN, PLAN)
+        return await sent(made[0], stream(bad)), await outcomes(made)
+
+    said, (_, found) = run(main())
+    assert reason in said
+    assert isinstance(found, Suspicion)
+    assert (found.node, reason in found.reason) == ("a", True)
+
+
+def too_large(*_: Any) -> Tensor:
+    return torch.full(RIGHT.shape, 2e8)
+
+
+def infinite(*_: Any) -> tuple[float, Tensor]:
+    return float("inf"), RIGHT
+
+
+def full(out: Tensor) -> None:
+    out.fill_(float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "result", "kind", "suspect"),
+    [
+        (0, "embed", too_large, Diverged, ""),
+        (1, "forward", too_large, Overflow, "a"),
+        (2, "backward", too_large, Overflow, "a"),
+        (0, "loss", infinite, Overflow, "c"),
+        (1, "mean_gradient", full, Overflow, ""),
+        (0, "mean_gradient", full, Overflow, "c"),
+    ],
+)
+def test_a_result_that_is_too_large_is_blamed_on_the_sender_of_its_input(
+    stage: int, name: str, result: Any, kind: type[Suspicion], suspect: str
+) -> None:
+    plan = Plan.read(iteration_plan([0, 1, 2], [[0, 1, 2]] if name != "mean_gradient" or stage else [[0, 2]]), 3)
+
+    async def main() -> Worth | BaseException:
+        made = await workers(config(stages=3, layers=3), plan)
+        setattr(made[stage].stage, name, result)
+        return (await outcomes(made))[stage]
+
+    found = run(main())
+    assert isinstance(found, kind)
+    assert found.node == suspect
 
 
 def test_what_comes_again_or_late_is_refused() -> None:

@@ -32,8 +32,10 @@ from pier_node.outer.state import OuterState
 from pier_node.pipeline import stage_state, vote_state
 from pier_node.pipeline.beginnings import Beginnings
 from pier_node.pipeline.iteration_plan import Plan
+from pier_node.pipeline.stage import Stage
 from pier_node.rounds import catch_up
 from pier_node.site import pipeline_training
+from pier_node.site.pipeline_training import HOPELESS
 from pier_node.trainer.model import hub
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.initial import initial_weights
@@ -147,6 +149,32 @@ def test_a_site_that_lies_in_rounds_and_about_plans_stops_no_step(tmp_path: Path
     assert not cluster.taken
     assert all(len(found) == 1 for found in cluster.digests.values())
     assert {len(state.members) for state in cluster.states.values()} == {7}, "it took part"
+
+
+@pytest.mark.parametrize("times", [HOPELESS - 1, 100])
+def test_training_has_diverged_if_results_are_too_large_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """Each time, the site before is suspected, and left out if the others can go on without it."""
+    real, bad = Stage.forward, list[int]()
+
+    def forward(self: Stage, microbatch: int, x: torch.Tensor) -> torch.Tensor:
+        if self.stage == 2 and len(bad) < times:
+            bad.append(microbatch)
+            return torch.full_like(x, 1e9)
+        return real(self, microbatch, x)
+
+    monkeypatch.setattr(Stage, "forward", forward)
+    cluster = PipelineCluster(config(paths="full", microbatches=2), tmp_path)
+    if times < HOPELESS:
+        run(cluster.run())
+        assert (len(bad), cluster.voted().steps) == (times, 6)
+    else:
+        with pytest.raises(
+            PierError, match="step 1: training diverged: microbatch 0 at hop 2 is not finite or too large"
+        ):
+            run(cluster.run())
+        assert len(bad) == HOPELESS
 
 
 PHASES = ("routed", "forward", "backward", "summed", "prepared", "exchanging", "staged", "voting")

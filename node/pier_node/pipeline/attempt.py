@@ -2,13 +2,17 @@
 
 The attempt ends with the gradient for the site's step. Activations are sent and received while the stage computes, in a
 thread of its own, one task at a time: pipeline/microbatches.py.
+
+If a tensor has values with which no site can compute, its sender is suspected. So is the sender of the input if a
+result here is not finite or too large. Only where nothing came from another site, training has certainly diverged.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +21,11 @@ from torch import Tensor
 
 from pier_node.base.shared import Vector
 from pier_node.base.tasks import cancel_and_wait
+from pier_node.outer.state import l2_norm
+from pier_node.pipeline.activation_codec import LARGEST, BadValues
 from pier_node.pipeline.context import Tools
 from pier_node.pipeline.iteration_plan import Plan, Task
-from pier_node.pipeline.joint import Diverged, Joint, square
+from pier_node.pipeline.joint import LONGEST, Diverged, Joint, Overflow, square
 from pier_node.pipeline.microbatches import Activations, MicrobatchQueue
 from pier_node.pipeline.stage import Stage
 from pier_node.rounds.suspects import NOBODY, Suspicion
@@ -61,7 +67,11 @@ class Attempt(Joint[Worth]):
         if first.stage != Chunk.STAGE_ACTIVATION:
             await super().take(sender, first, rest)
             return
-        task = await self._activations.take(sender, first.activation, rest)
+        try:
+            task = await self._activations.take(sender, first.activation, rest)
+        except BadValues as bad:
+            self.drop(Suspicion(sender, str(bad)))
+            raise
         self._queue.arrive(task)
         self._news.notify()
 
@@ -83,8 +93,6 @@ class Attempt(Joint[Worth]):
         await tools.faults.reach(self.plan.round, "summed")
         losses = [self._losses[microbatch] for microbatch in self._own]
         worked = self._worked(square=square(self._mean), loss=sum(losses))
-        if not np.isfinite(worked.square):
-            raise Diverged("the gradient")
         return Worth(self._mean, await self._total(worked))
 
     async def _do(self, task: Task) -> None:
@@ -107,8 +115,8 @@ class Attempt(Joint[Worth]):
         self._tools.pace.saw(hop, length, seconds)
         self.spans.computing += seconds
         if result is not None:
-            if not bool(torch.isfinite(result).all()):
-                raise Diverged(f"microbatch {microbatch} at hop {hop}")
+            if not _is_moderate(result):
+                raise self._overflow(f"microbatch {microbatch} at hop {hop}", [task])
             self._send((microbatch, hop + 1), result)
 
     def _begun(self, microbatch: int) -> Tensor:
@@ -118,8 +126,17 @@ class Attempt(Joint[Worth]):
     async def _loss(self, microbatch: int, tensor: Tensor) -> Tensor:
         targets = self._targets.pop(microbatch)
         loss, gradient = await self._tools.compute(lambda: self._stage.loss(microbatch, tensor, targets))
+        if not math.isfinite(loss):
+            raise self._overflow(f"the loss of microbatch {microbatch}", [(microbatch, self.plan.length(microbatch))])
         self._losses[microbatch] = loss
         return gradient
+
+    def _overflow(self, what: str, tasks: Iterable[Task]) -> Suspicion:
+        """Why this site cannot continue, whose result of these tasks is not finite or too large."""
+        senders = {self.plan.ways[microbatch][hop - 1] for microbatch, hop in tasks if hop} - {self._node}
+        if not senders:
+            return Diverged(what)
+        return Overflow(senders.pop() if len(senders) == 1 else NOBODY, what)
 
     def _send(self, task: Task, tensor: Tensor) -> None:
         """Send a result to the next site while this one computes.
@@ -166,6 +183,8 @@ class Attempt(Joint[Worth]):
         """Compute the mean gradient of the stage, or of this site; nothing to do for a stage without microbatches."""
         gradient = torch.from_numpy(np.zeros_like(self._mean))
         await self._tools.compute(lambda: self._stage.mean_gradient(gradient))
+        if not l2_norm(gradient.numpy()) <= LONGEST:
+            raise self._overflow("the gradient", self.plan.tasks(self._node))
         if self._apart:
             self._mean[:] = gradient.numpy()
         elif self._stage.stage in self.plan.visited:
@@ -177,3 +196,9 @@ class Attempt(Joint[Worth]):
         self._activations.closed = True
         await super()._close()
         await cancel_and_wait(*self._sending)
+
+
+def _is_moderate(tensor: Tensor) -> bool:
+    """Whether no value is NaN or larger than a stage may send."""
+    low, high = tensor.aminmax()
+    return bool(low >= -LARGEST) and bool(high <= LARGEST)

@@ -136,10 +136,17 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Diverged(Suspicion):
-    """The result here is not finite: another attempt would not help."""
+    """A result here, made only of what this site has, is not finite or too large: another attempt would not help."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(NOBODY, f"{what} is not finite")
+        super().__init__(NOBODY, f"{what} is not finite or too large")
+
+
+class Overflow(Suspicion):
+    """A result here, made of what others sent, is not finite or too large; `node` is the sender if it is only one."""
+
+    def __init__(self, node: str, what: str) -> None:
+        super().__init__(node, f"{what} is not finite or too large")
 
 
 class Joint(ABC, Generic[T_co]):

@@ -6,8 +6,8 @@ paths return to an earlier stage, microbatches could wait for each other's slots
 microbatch waits until the one at its position in the previous wave is finished.
 
 A site accepts an activation, or its gradient, if the plan says that it arrives at this site at this hop from this
-sender, if it arrives once and in the expected form (pipeline/activation_codec.py), and if it is finite. Every other
-tensor is refused with a reason and changes nothing.
+sender, and if it arrives once and in the expected form (pipeline/activation_codec.py). Every other tensor is refused
+with a reason and changes nothing. If only the values are wrong, the attempt ends, and the sender is suspected.
 """
 
 from __future__ import annotations

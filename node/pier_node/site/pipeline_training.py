@@ -29,7 +29,7 @@ from pier_node.pipeline import vote_state
 from pier_node.pipeline.attempt import Attempt, Worth
 from pier_node.pipeline.context import Position, Tools
 from pier_node.pipeline.iteration_plan import Plan
-from pier_node.pipeline.joint import Dispatch, Diverged, Joint
+from pier_node.pipeline.joint import Dispatch, Diverged, Joint, Overflow
 from pier_node.pipeline.outer_step import Met, ReplicaRound, step_of
 from pier_node.pipeline.path_search import Search, search_apart
 from pier_node.pipeline.plan_delivery import Routing
@@ -96,6 +96,8 @@ def lines(transfers: Mapping[str, float], round_trips: Mapping[str, float], size
     return {node: size / seconds for node, seconds in known.items() if seconds > CLEAR * round_trips[node]}
 
 
+HOPELESS = 4
+"""Attempts at a step whose results here are not finite or too large, after which training has diverged."""
 REPLICAS = 10.0
 """Seconds to wait for a replica of this stage that has the version that counts."""
 
@@ -135,7 +137,7 @@ class PipelineTraining:
         self._stage: Stage | None = None
         self._attempt: Joint[Worth | Met] | None = None
         self._tried: Plan | None = None
-        self._version, self._begun_last = 0, b""
+        self._version, self._begun_last, self._overflows = 0, b"", (0, list[str]())
         self._account = Account(progress, self._carrier.node, config.inner.batch_size * config.model.context)
         self._news, stages = Signal(), config.pipeline.stages
         self.gives = stage_state.beginnings.gives()
@@ -259,12 +261,12 @@ class PipelineTraining:
         apart = self._position.turn is Turn.APART
         try:
             worth = await self._attempted(plan, apart)
-        except Diverged as diverged:
-            raise PierError(
-                f"step {plan.message.step + 1}: training diverged: {diverged.reason}",
-                "Found a new run with a lower inner.lr; this one's last checkpoint is as it was.",
-            ) from diverged
         except Suspicion as suspicion:
+            if self._has_diverged(plan, suspicion):
+                raise PierError(
+                    f"step {plan.message.step + 1}: training diverged: {suspicion.reason}",
+                    "Found a new run with a lower inner.lr; this one's last checkpoint is as it was.",
+                ) from suspicion
             log.warning("round %d: step %d is tried again: %s", plan.round, plan.message.step + 1, suspicion)
             self._routing.suspect = suspicion.node
             return vote_state.not_ready(stages)
@@ -274,6 +276,15 @@ class PipelineTraining:
             self.progress.spans.step = asyncio.get_running_loop().time() - began
         await self._tools.faults.reach(plan.round, "prepared")
         return vote_state.ready(plan, worth.total, stages, apart)
+
+    def _has_diverged(self, plan: Plan, suspicion: Suspicion) -> bool:
+        """Whether an attempt failed because training diverged: without what others sent, or with what several sent."""
+        if isinstance(suspicion, Overflow):
+            step, senders = self._overflows
+            senders = [*(senders if step == plan.message.step else []), suspicion.node]
+            self._overflows = plan.message.step, senders
+            return len({*senders} - {NOBODY}) > 1 or len(senders) >= HOPELESS
+        return isinstance(suspicion, Diverged)
 
     @property
     def _dealt(self) -> bool:
