@@ -148,7 +148,7 @@ class OneResult(Weighing):
             nodes = {node for node, it in claims.items() if it == claim}
             return len(nodes & stepped), len(nodes), claim
 
-        most = max(filter(None, claims.values()), key=standing, default=0)
+        most = max({*claims.values()} - {0}, key=standing, default=0)
         return {node: claim if claim == most else 0 for node, claim in claims.items()}
 
 
