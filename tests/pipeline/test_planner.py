@@ -72,6 +72,17 @@ def test_at_the_start_everybody_gets_a_stage() -> None:
     assert all(len(way) == 7 for way in Plan.read(message, 4).ways)
 
 
+def test_an_elector_takes_part_in_the_first_plan_even_if_no_path_visits_it() -> None:
+    for elector in "abc":
+        asked = Asked(stages=2, paths="full", microbatches=2)
+        voted = VoteState(0, 0.0, (0, 0), electors=frozenset(elector))
+        plan = Plan.read(asked.plan(voted, {node: Pulse(site=Site(node=node)) for node in "abc"}, round=1), 2)
+        assert elector in plan.stages
+        assert {*plan.stages} | {*plan.message.candidates} == {*"abc"}
+        assert [*plan.stages] == sorted(plan.stages)
+        assert all(plan.stages[node] == stage for way in plan.ways for node, stage in zip(way, (0, 1)))
+
+
 def test_at_the_start_too_few_sites_are_waited_for() -> None:
     with pytest.raises(Lacking, match="3 sites are here for 4 stages: start the others"):
         Asked().plan(NEW, {node: Pulse(site=Site(node=node)) for node in "abc"}, round=2)

@@ -234,7 +234,7 @@ class Planner:
     async def _first(
         self, round: int, voted: VoteState, nodes: Sequence[str], round_trips: Mapping[str, float]
     ) -> IterationPlan:
-        """The first plan: all sites are new and are assigned to stages, too."""
+        """The first plan: all sites are new and are assigned to stages, too. Electors take part even if on no path."""
         section = self._section
         if len(nodes) < section.stages:
             raise Lacking(f"{len(nodes)} sites are here for {section.stages} stages: start the others")
@@ -245,12 +245,14 @@ class Planner:
         else:
             plan = await self._search(problem, self.seed, section.plan_seconds, plan, False)
         held = plan.stage_of()
-        number = {site: position for position, site in enumerate(sorted(held))}
-        stages = {nodes[site]: held[site] for site in number}
-        waves = [[[number[site] for site in path] for path in wave] for wave in plan.waves]
-        message = _message(round, voted.steps, stages, waves)
+        stages = {nodes[site]: stage for site, stage in held.items()}
         idle = [node for node in nodes if node not in stages]
-        _admit(message, self._given(idle, {node: Place(stage=stage) for node, stage in stages.items()}, {}))
+        given = self._given(idle, {node: Place(stage=stage) for node, stage in stages.items()}, {})
+        stages |= {node: stage for node, stage in given.items() if node in voted.electors}
+        number = {node: position for position, node in enumerate(sorted(stages))}
+        waves = [[[number[nodes[site]] for site in path] for path in wave] for wave in plan.waves]
+        message = _message(round, voted.steps, dict(sorted(stages.items())), waves)
+        _admit(message, {node: stage for node, stage in given.items() if node not in stages})
         return message
 
     def _require_enough(self, well: Mapping[str, Place], places: Mapping[str, Place], meet: bool) -> None:
