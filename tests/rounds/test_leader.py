@@ -112,6 +112,19 @@ def test_all_are_here() -> None:
     at_desk(scene)
 
 
+@pytest.mark.parametrize(
+    ("base", "lengths"), [("bc", [0, 6, 6, 0]), ("a", [3, 3, 3, 3]), ("abcd", [3, 3, 3, 3]), ("ad", [6, 0, 0, 6])]
+)
+def test_strangers_own_no_part_of_the_mean_unless_they_are_the_most(base: str, lengths: list[int]) -> None:
+    async def scene(desk: Desk) -> None:
+        answers = await asyncio.gather(*(desk.ask_until_told(ready(node, tokens=10)) for node in "abcd"))
+        shares = answers[0].shares
+        assert [share.length for share in shares] == lengths
+        assert [share.offset for share in shares] == [sum(lengths[:at]) for at in range(4)]
+
+    at_desk(scene, node=base[0], present="abcd", base=base)
+
+
 def test_a_live_participant_is_waited_for_until_the_deadline() -> None:
     async def scene(desk: Desk) -> None:
         answers = await asyncio.gather(*(desk.ask_until_told(ready(node)) for node in "ab"))

@@ -281,6 +281,13 @@ def test_choose_group(suspects: dict[str, str], group: str) -> None:
     assert choose_group(suspecting(**suspects)) == set(group)
 
 
+def test_nobody_goes_whom_the_quorum_needs() -> None:
+    readies = suspecting(a="bc", b="c", c="a", d="")
+    assert choose_group(readies) == {*"ad"}
+    assert choose_group(readies, enough=lambda group: len(group) >= 3) == {*"abd"}
+    assert choose_group(readies, enough=lambda group: len(group) >= 4) == {*"abcd"}
+
+
 @pytest.mark.parametrize("idle", ["a", "b"])
 @pytest.mark.parametrize("suspects", [{"a": "b", "b": "a"}, {"a": "b", "b": ""}])
 def test_of_two_that_do_not_reach_each_other_the_one_that_brings_nothing_goes(

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from pier_node.base.patience import LearnedWait
 from pier_node.outer.mean import split
@@ -155,9 +156,7 @@ class Leader:
             return None
         readies = {node: arrival.ready for node, arrival in self._arrivals.items()}
         voters = self._voters(readies)
-        group = quorum.choose_group(readies, voters)
-        if self._lacking(group, view):
-            group = frozenset(readies)
+        group = quorum.choose_group(readies, voters, lambda group: not self._lacking(group, view))
         if self._last.round == self._round and not self._lacking(group & voters, view):
             group &= voters  # that attempt failed, and a stranger may make each one fail
         waited = now - min(arrival.at for arrival in self._arrivals.values())
@@ -193,12 +192,7 @@ class Leader:
             verdict=Proposal.VERDICT_GO,
             round=self._round,
             ballot=quorum.next_ballot(chosen, self._node),
-            shares=[
-                _share(ready, offset, length)
-                for ready, (offset, length) in zip(
-                    chosen, split(view.length, self._bandwidths(chosen, view)), strict=True
-                )
-            ],
+            shares=[_share(ready, *shard) for ready, shard in zip(chosen, _shards(chosen, view), strict=True)],
             readies=[self._arrivals[node].signed for node in members],
         )
         decision = quorum.choose_value(chosen, self._voters(group), self._statements.convicted)
@@ -207,10 +201,6 @@ class Leader:
             proposal.holders.extend(decision.holders)
         self._last, self._answered = proposal, {node: readies[node].nonce for node in group}
         self._answer(group, proposal)
-
-    def _bandwidths(self, readies: Sequence[Ready], view: LeaderView) -> list[float]:
-        """Announced uplinks; 0 (unknown) for sites that were not members, as a shard's owner could forge its mean."""
-        return [ready.bandwidth if ready.node in view.base else 0.0 for ready in readies]
 
     def _answer(self, group: frozenset[str], proposal: Proposal) -> None:
         first = min(arrival.at for arrival in self._arrivals.values())
@@ -236,6 +226,19 @@ class Leader:
 def waiting_level(sites: int) -> int:
     """Log level of the line that says what a round waits for: in a new run, sites normally arrive one by one."""
     return logging.INFO if sites > 1 else logging.WARNING
+
+
+def _shards(readies: Sequence[Ready], view: LeaderView) -> list[tuple[int, int]]:
+    """The shards, by member: an owner can forge the mean of its shard, so strangers get none unless they are the most.
+
+    The announced uplink of a stranger counts as unknown.
+    """
+    rates = {ready.node: ready.bandwidth if ready.node in view.base else 0.0 for ready in readies}
+    members = [node for node in rates if node in view.base]
+    owners = members if 2 * len(members) >= len(rates) else list(rates)
+    owned = dict(zip(owners, split(view.length, [rates[node] for node in owners]), strict=True))
+    lengths = [owned[node][1] if node in owned else 0 for node in rates]
+    return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
 
 
 def _share(ready: Ready, offset: int, length: int) -> Share:

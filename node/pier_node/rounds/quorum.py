@@ -18,7 +18,7 @@ carries the signed announcements of its members, whose signatures are checked be
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pier_proto.v1.peer_pb2 import Ballot, Handover, Proposal, Ready, Share, Value
@@ -126,7 +126,11 @@ def _withheld(value: Value, top: Collection[Ready], readies: Collection[Ready]) 
     return computed and any(ready.node in value.members and ready.node not in voters for ready in readies)
 
 
-def choose_group(readies: Mapping[str, Ready], accusers: Collection[str] | None = None) -> frozenset[str]:
+def choose_group(
+    readies: Mapping[str, Ready],
+    accusers: Collection[str] | None = None,
+    enough: Callable[[frozenset[str]], bool] = lambda _: True,
+) -> frozenset[str]:
     """The members of the next attempt: all that are ready, except those that others lost or refused.
 
     While any suspicion between chosen members is left, the member in most of them goes, as accuser or as suspect. Among
@@ -134,16 +138,20 @@ def choose_group(readies: Mapping[str, Ready], accusers: Collection[str] | None 
 
     Args:
         accusers: nodes whose suspicions count; None counts everyone's.
+        enough: whether a group could commit; nobody goes whom that would cost it.
     """
-    group = set(readies)
+    group = frozenset(readies)
     while True:
         heard = group if accusers is None else group & {*accusers}
         pairs = [(accuser, node) for accuser in heard for node in readies[accuser].suspects if node in group]
         if not pairs:
-            return frozenset(group)
+            return group
         named = Counter(node for pair in pairs for node in pair)
         suspected = Counter(node for _, node in pairs)
-        group.remove(max(named, key=lambda node: (named[node], not readies[node].tokens, suspected[node], node)))
+        last = max(named, key=lambda node: (named[node], not readies[node].tokens, suspected[node], node))
+        if not enough(group - {last}):
+            return group
+        group -= {last}
 
 
 def carried(group: Collection[str], handovers: Iterable[Handover]) -> frozenset[str]:
