@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pier_node.base import shared
-from pier_node.base.shared import Pool, SharedVector, attach
+from pier_node.base.shared import Memory, Pool, SharedVector, attach
 
 LENGTH = 1021
 
@@ -120,6 +122,82 @@ def test_fragments_of_about_one_length_take_each_others_memory() -> None:
     del smaller
     SharedVector.scratch(LENGTH).array[:] = 9
     assert (view == 4).all(), "somebody looks at it"
+
+
+@pytest.fixture
+def freed(monkeypatch: pytest.MonkeyPatch, own_pool: Pool) -> SimpleQueue[tuple[str, int]]:
+    """Vectors are large and none is kept. For each that is freed: the thread, and how many have memory after it."""
+    monkeypatch.setattr(shared, "LARGE", LENGTH)
+    own_pool.spares = 0
+    free, seen = Memory.free, SimpleQueue[tuple[str, int]]()
+
+    def watched(memory: Memory) -> None:
+        free(memory)
+        seen.put((threading.current_thread().name, mapped()))
+
+    monkeypatch.setattr(Memory, "free", watched)
+    return seen
+
+
+def test_large_memory_is_freed_in_a_thread(freed: SimpleQueue[tuple[str, int]]) -> None:
+    before = mapped()
+    vectors = [SharedVector(LENGTH) for _ in range(3)]
+    del vectors[:]
+    assert [freed.get(timeout=60)[0] for _ in range(3)] == ["pier-memory"] * 3
+    assert mapped() == before
+    small = SharedVector(LENGTH - 1)
+    del small
+    assert freed.get_nowait()[0] == threading.current_thread().name
+
+
+def test_no_other_thread_unmaps_large_memory(freed: SimpleQueue[tuple[str, int]]) -> None:
+    """The thread that frees it has the last reference, however early it runs."""
+    before = mapped()
+    for _ in range(300):
+        vector = SharedVector(LENGTH)
+        del vector
+        assert freed.get(timeout=60) == ("pier-memory", before)
+
+
+def test_large_memory_in_a_file_is_freed_in_a_thread(freed: SimpleQueue[tuple[str, int]], tmp_path: Path) -> None:
+    vector = SharedVector(LENGTH, tmp_path)
+    del vector
+    assert freed.get(timeout=60)[0] == "pier-memory"
+
+
+def test_spares_that_are_too_many_are_freed_in_a_thread(freed: SimpleQueue[tuple[str, int]], own_pool: Pool) -> None:
+    own_pool.spares = 1
+    vector = SharedVector(LENGTH)
+    del vector
+    other = SharedVector(2 * LENGTH)
+    assert freed.get(timeout=60)[0] == "pier-memory"
+    assert own_pool.kept == 0
+    del other
+    own_pool.clear()
+    assert freed.get(timeout=60)[0] == "pier-memory"
+
+
+FORKED = f"""
+import os
+from pathlib import Path
+from pier_node.base import shared
+
+shared.LARGE, shared.pool.spares = {LENGTH}, 0
+vectors = [shared.SharedVector({LENGTH}) for _ in range(3)]
+child = os.fork()
+del vectors[:]
+if not child:
+    assert "memfd:pier" not in Path("/proc/self/maps").read_text(), "freed at once"
+    for _ in range(9):
+        shared.SharedVector({LENGTH})
+elif os.waitpid(child, 0)[1]:
+    raise SystemExit("the child failed")
+"""
+
+
+def test_large_memory_after_a_fork_and_at_the_end_of_a_process() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("length", [LENGTH + 1, LENGTH // 2, 0])
