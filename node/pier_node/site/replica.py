@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
+from pier_node.base.tracing import start_traces
 from pier_node.base.units import count
 from pier_node.engine.messages import Logged, newest
 from pier_node.engine.moments import Moments
@@ -28,7 +29,6 @@ from pier_node.site.membership import Joined, pairs_of_two, rounds_of_all
 from pier_node.site.report import Status, note
 from pier_node.site.resume import Stores, resume
 from pier_node.site.round_log import RoundLog, tell_start
-from pier_node.site.traces import start_traces
 from pier_node.site.trackers import SiteFile, Trackers, Who
 from pier_node.site.training import Training
 from pier_node.trainer.command import Workers, own_trainer
@@ -186,7 +186,7 @@ async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack
     told, who = SiteFile.of(folder).log, Who(config.run.name, name, f"{config.hash().hex()[:16]}-{node}")
     trackers = Trackers(told, who)
     stack.push_async_callback(asyncio.to_thread, trackers.close)
-    stack.push_async_callback(asyncio.to_thread, start_traces(told.otlp, who))
+    stack.push_async_callback(asyncio.to_thread, start_traces(told.otlp, who.attributes))
     if program:
         trainer, slots = program, config.run.sites
         view = partial(joined.reporter.view, joined.roster)

@@ -7,7 +7,7 @@
     mlflow = "http://mlflow.lan:5000"   # a tracking URI; the experiment is called like the run
     wandb = "my-project"                # a project; see `wandb login`, or WANDB_MODE=offline
     samples = false                     # nobody is shown what the model writes
-    otlp = "http://localhost:4318/v1/traces"  # an OpenTelemetry collector: see traces.py
+    otlp = "http://localhost:4318/v1/traces"  # an OpenTelemetry collector: see base/tracing.py
 
 Each tracker is fed through its own library, which must be installed, by a thread beside the daemon's. A tracker that
 fails is left out, with a warning: it never holds up a round.
@@ -68,7 +68,7 @@ class SiteFile(Section):
 
 @dataclass(frozen=True)
 class Who:
-    """What trackers call this site.
+    """What trackers, and traces, call this site.
 
     Attributes:
         run: the run's name; `site`: the site's.
@@ -78,6 +78,12 @@ class Who:
     run: str
     site: str
     key: str
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """The same in the words of OpenTelemetry."""
+        about = {"service.name": "pier-node", "service.instance.id": self.key}
+        return about | {"pier.run": self.run, "pier.site": self.site}
 
 
 def _tensorboard(folder: str, who: Who) -> tuple[Log, Close]:

@@ -16,13 +16,12 @@ from rounds.cases import Member, scene
 from simulation.network import Network
 from simulation.training_cases import Rounds, Site, begin, local
 
-from pier_node.base.tracing import span, trace_with
-from pier_node.site.traces import start_traces
+from pier_node.base.tracing import span, start_traces, trace_with
 from pier_node.site.trackers import Who
 
 pytest.importorskip("opentelemetry.sdk", reason="scripts/install otel: traces are NOT tested")
 
-WHO = Who("tiny", "site-a", "0123-node-a")
+ABOUT = Who("tiny", "site-a", "0123-node-a").attributes
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def test_an_attempt_has_the_exchange_the_outer_step_and_the_vote_in_it(traced: A
 
 def test_without_a_collector_nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    start_traces("", WHO)()
+    start_traces("", ABOUT)()
     with span("round", round=1):
         pass
 
@@ -73,7 +72,7 @@ def test_if_opentelemetry_is_missing_it_is_said(
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with caplog.at_level(logging.WARNING):
-        start_traces("http://127.0.0.1:1/v1/traces", WHO)()
+        start_traces("http://127.0.0.1:1/v1/traces", ABOUT)()
     assert "scripts/install otel" in caplog.text
 
 
@@ -102,7 +101,7 @@ def test_what_is_left_reaches_the_collector_at_the_end() -> None:
 
     bodies: list[bytes] = []
     with collector(bodies) as address:
-        end = start_traces(address, WHO)
+        end = start_traces(address, ABOUT)
         with span("round", round=7):
             pass
         end()
