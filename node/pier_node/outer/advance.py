@@ -22,9 +22,14 @@ Made = tuple[dict[str, SharedVector], dict[str, list[Piece]]]
 
 
 def get_ready(config: RunConfig) -> None:
-    """Import PyTorch, which takes seconds, if the run has synchronous rounds: otherwise the other sites would wait."""
+    """Import what takes seconds and the run needs: otherwise the other sites would wait.
+
+    That is PyTorch for synchronous rounds, and the loops of int4, which are compiled in the first start on a machine.
+    """
     if "sync" in (config.outer.algorithm, config.outer.start):
-        import pier_node.outer.inner_optimizer  # noqa: F401
+        import pier_node.outer.inner_optimizer
+    if config.outer.codec == "int4":
+        import pier_node.outer.codec.int4_loops  # noqa: F401
 
 
 def advance(

@@ -3,6 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
+from outer.codec import int4_in_numpy
 from outer.codec.samples import LARGEST, VECTORS, relative_error, vector
 from rounds.cases import fp32
 
@@ -110,3 +112,45 @@ def test_values_beside_the_vector_are_refused() -> None:
         Int4().decode(code(ONE, 0x10), 1)
     with pytest.raises(BadCode, match="without a step"):
         Int4().decode(code(0, 0x10), 2)
+
+
+BITS = st.builds(
+    lambda length, seed: np.random.default_rng(seed).integers(0, 1 << 32, length, np.uint32).view(np.float32),
+    st.integers(1, 300),
+    st.integers(0, 99),
+).map(lambda values: np.where(np.isfinite(values), values, np.float32(0)))
+"""Values of every magnitude."""
+
+
+@given(VECTORS | BITS, st.sampled_from([INT4_BLOCK, 32, 7, 1]), st.booleans())
+@settings(deadline=None)
+def test_compiled_loops_have_the_bits_of_numpy(values: Vector, block: int, by_chance: bool) -> None:
+    rngs = [np.random.default_rng(3) if by_chance else None for _ in range(2)]
+    coder = Int4(rngs[0], block)
+    values.flags.writeable = False
+    data = coder.encode(values)
+    assert data == int4_in_numpy.encode(values, block, rngs[1])
+    decoded = int4_in_numpy.decode(data, len(values), block)
+    assert coder.decode(data, len(values)).tobytes() == decoded.tobytes()
+    assert coder.decode(memoryview(bytearray(data)), len(values)).tobytes() == decoded.tobytes()
+
+
+@given(st.integers(1, 300), st.integers(0, 999))
+@settings(deadline=None)
+def test_any_codes_are_decoded_as_by_numpy(length: int, seed: int) -> None:
+    """Also those whose values are too large for an fp32, which no encoder of ours writes."""
+    dice = np.random.default_rng(seed)
+    heads = dice.integers(0x0100, 0xFC00, -(-length // INT4_BLOCK), np.uint16)
+    data = heads.tobytes() + dice.integers(0, 256 if length % 2 == 0 else 16, (length + 1) // 2, np.uint8).tobytes()
+    decoded = Int4().decode(data, length)
+    assert decoded.tobytes() == int4_in_numpy.decode(data, length, INT4_BLOCK).tobytes()
+    assert np.isfinite(decoded).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 63, 64, 69])
+def test_what_is_not_finite_is_refused(bad: float, at: int) -> None:
+    values = np.ones(70, np.float32)
+    values[at] = bad
+    with pytest.raises(ValueError, match="not finite"):
+        Int4().encode(values)

@@ -44,11 +44,6 @@ def block_maximum(values: Vector) -> Vector:
     return np.maximum.reduceat(values.ravel(), _starts(values))[:, None]
 
 
-def block_minimum(values: Vector) -> Vector:
-    """The smallest value of each row, shape [blocks, 1]."""
-    return np.minimum.reduceat(values.ravel(), _starts(values))[:, None]
-
-
 def to_integers(quotients: Vector, rng: np.random.Generator | None) -> None:
     """Round in place: to nearest, or stochastically, so that the expectation is the value itself."""
     if rng is None:
@@ -119,11 +114,7 @@ class Int8:
 
 
 INT4_BLOCK = 64
-INT4_LEVELS = 15
-INT4_LEVELS_BY_CHANCE = 14
-"""With a spare level, zero can be rounded up, so that no stochastically rounded value is cut off."""
-DROPPED = 19
-"""Mantissa bits of an fp32 that a step does not have."""
+NO_NOISE = np.empty((0, 0), np.float32)
 
 
 class Int4:
@@ -143,82 +134,34 @@ class Int4:
 
     def encode(self, values: Vector) -> bytes:
         """See Codec."""
+        from pier_node.outer.codec import int4_loops  # with numba: see get_ready
+
         check_values(values)
         blocks = in_blocks(values, self._block)
-        steps, zeros = self._parameters(blocks)
-        divisors = steps.copy()
-        divisors[steps == 0] = 1
-        quotients = blocks / divisors
-        quotients += zeros
-        to_integers(quotients, self._rng)
-        np.clip(quotients, 0, 15, out=quotients)
-        codes = quotients.astype(np.uint8).ravel()[: len(values)]
-        head = steps.view(np.uint32) >> (DROPPED - 4) | zeros.astype(np.uint32)
-        return head.astype("<u2").tobytes() + _pack(codes).tobytes()
-
-    def _parameters(self, blocks: Vector) -> tuple[Vector, Vector]:
-        """Step and zero of each block, shapes [blocks, 1]."""
-        lowest: Vector = np.minimum(block_minimum(blocks), 0)
-        highest: Vector = np.maximum(block_maximum(blocks), 0)
-        levels = np.float32(INT4_LEVELS_BY_CHANCE if self._rng else INT4_LEVELS)
-        steps = _round_up(highest / levels - lowest / levels)  # highest - lowest itself may be infinite
-        steps[steps < SMALLEST] = 0  # such a block becomes zero
-        below = np.divide(-lowest, steps, out=np.zeros_like(steps), where=steps > 0)
-        return steps, np.ceil(below) if self._rng else np.rint(below)
+        noise = self._rng.random(blocks.shape, np.float32) if self._rng else NO_NOISE
+        levels = int4_loops.LEVELS_BY_CHANCE if self._rng else int4_loops.LEVELS
+        heads, codes = np.empty(len(blocks), np.uint16), np.empty(blocks.shape, np.uint8)
+        int4_loops.quantize(blocks, levels, noise, heads, codes)
+        packed = np.empty((len(values) + 1) // 2, np.uint8)
+        int4_loops.pack(codes.ravel()[: len(values)], packed)
+        return heads.astype("<u2", copy=False).tobytes() + packed.tobytes()
 
     def decode(self, data: Buffer, length: int) -> Vector:
         """See Codec."""
+        from pier_node.outer.codec import int4_loops  # with numba
+
         check_size(self, data, length)
         count = block_count(length, self._block)
-        steps, zeros = _read_parameters(np.frombuffer(data, "<u2", count)[:, None])
-        codes = _unpack(np.frombuffer(data, np.uint8, offset=2 * count), length)
-        blocks = in_blocks(codes.view(np.int8), self._block)
-        if blocks[steps[:, 0] == 0].any():
+        steps, zeros = int4_loops.read_parameters(np.frombuffer(data, "<u2", count))
+        packed = np.frombuffer(data, np.uint8, offset=2 * count)
+        if length % 2 and packed[-1] > 15:
+            raise BadCode("int4: there is a value too many")
+        codes, values = np.zeros((count, self._block), np.uint8), np.empty((count, self._block), np.float32)
+        int4_loops.unpack(packed, codes.ravel()[:length])
+        if not int4_loops.dequantize(codes, steps, zeros, values):
             raise BadCode("int4: a block without a step is not zero")
-        blocks = blocks - zeros
-        with np.errstate(over="ignore"):
-            values = np.multiply(blocks, steps).ravel()[:length]
-        if steps.max() > LARGEST / INT4_LEVELS:
-            np.clip(values, -LARGEST, LARGEST, out=values)
-        return values
+        return values.ravel()[:length]
 
     def size(self, length: int) -> int:
         """See Codec."""
         return 2 * block_count(length, self._block) + (length + 1) // 2
-
-
-def _round_up(steps: Vector) -> Vector:
-    bits = steps.view(np.uint32) + np.uint32((1 << DROPPED) - 1)
-    bits >>= DROPPED
-    bits <<= DROPPED
-    return bits.view(np.float32)
-
-
-_LARGEST_STEP = _round_up(np.array([LARGEST / INT4_LEVELS_BY_CHANCE * 2], np.float32))[0]
-
-
-def _read_parameters(head: npt.NDArray[np.uint16]) -> tuple[Vector, npt.NDArray[np.int8]]:
-    """Step and zero of each block, in the shape of `head`. Raises BadCode."""
-    bits = head.astype(np.uint32) >> 4
-    steps = (bits << DROPPED).view(np.float32)
-    if not ((head == 0) | (steps >= SMALLEST) & (steps <= _LARGEST_STEP)).all():
-        raise BadCode("int4: a step is out of range")
-    return steps, (head & 15).astype(np.int8)
-
-
-def _pack(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Pack two codes per byte; the two halves of the vector share bytes, not neighbors, to avoid strided access."""
-    middle = (len(codes) + 1) // 2
-    packed = codes[:middle].copy()
-    packed[: len(codes) - middle] |= codes[middle:] << 4
-    return packed
-
-
-def _unpack(packed: npt.NDArray[np.uint8], length: int) -> npt.NDArray[np.uint8]:
-    if length % 2 and packed[-1] > 15:
-        raise BadCode("int4: there is a value too many")
-    codes = np.empty(length, np.uint8)
-    middle = len(packed)
-    np.bitwise_and(packed, 15, out=codes[:middle])
-    np.right_shift(packed[: length - middle], 4, out=codes[middle:])
-    return codes

@@ -1,7 +1,7 @@
 """What every codec does, the checks that codecs share, and the two without blocks: plain fp32 and bfloat16.
 
-The exchange encodes one chunk at a time, in worker threads: codecs hold no state except a generator, and spend their
-time in NumPy, outside the interpreter's lock. Decoding is bit-identical on every machine: every operation rounds once,
+The exchange encodes chunks in worker threads: codecs hold no state except a generator, and spend their time in NumPy or
+compiled loops, outside the interpreter's lock. Decoding is bit-identical on every machine: every operation rounds once,
 nothing is fused, and no arithmetic yields a denormal, so a process that flushes denormals to zero gives the same bits.
 
 Plain is little-endian fp32, neither copied nor checked: whoever adds the values up checks their norm. Bf16 is the upper

@@ -5,27 +5,23 @@ new microbatches of the site itself come last. A forward needs a free memory slo
 After each task the site idles for a gap. So a slot is free before its site is, and the arrivals that a task causes come
 after its own start. It is therefore enough to process the starts of tasks in the order of time.
 
-The core is compiled by numba and counts whole nanoseconds, so that nothing depends on rounding. numba detects changes
-only in a function's own file, and much code is inlined here. So each version of the sources has its own cache folder,
-and only the first run waits. If the folder is not writable, every process compiles again. Compiled functions take a few
+The core is compiled and counts whole nanoseconds, so that nothing depends on rounding. Compiled functions take a few
 plain arrays instead of tuples: compiled code counts references to each array of a tuple, which costs more than the
 simulation.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from pier_node.base.compiling import Compiler
 from pier_node.base.errors import PierError
 from pier_node.pipeline.planning.plan import Plan
 from pier_node.pipeline.planning.problem import Problem
@@ -35,31 +31,17 @@ R = TypeVar("R")
 Ints = NDArray[np.int64]
 
 
-def _keep() -> bool:
-    sources = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    folder = home / "pier" / f"paths-{hashlib.sha256(sources).hexdigest()[:16]}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    vars(numba.config)["CACHE_DIR"] = str(folder)
-    return os.access(folder, os.W_OK)
-
-
-_KEPT = _keep()
+_compiler = Compiler("paths", Path(__file__).parent.glob("*.py"))
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """Compile a function; other threads run while it executes."""
-    made: Callable[P, R] = numba.njit(cache=_KEPT, nogil=True, error_model="numpy")(function)
-    return made
+    return _compiler.compiled(function)
 
 
 def inlined(function: Callable[P, R]) -> Callable[P, R]:
     """Compile a function into its callers: a call with arrays counts references, which costs more than short work."""
-    made: Callable[P, R] = numba.njit(cache=_KEPT, nogil=True, error_model="numpy", inline="always")(function)
-    return made
+    return _compiler.compiled(function, inline="always")
 
 
 NEVER = 1 << 62
