@@ -22,6 +22,7 @@ from bench.wan_site import Sleeper
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
 from pier_node.identity.node import Identity, Signer
+from pier_node.outer.advance import get_ready
 from pier_node.outer.layout import Entry, Layout
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.progress import Progress
@@ -109,6 +110,7 @@ async def measure(megabytes: int, rounds: int, codec: str) -> float:
         tensors[ANCHOR].array[:] = np.random.default_rng(1).standard_normal(length, np.float32)
         state = OuterState(0, tuple(sorted(each.node for each in identities)), tensors, {})
         _ = state.digest, state.norm
+        get_ready(config)
         watch, met = Watch(), list[Site]()
         watching = asyncio.create_task(watch.run())
         sites = zip(folders, identities, strict=True)
