@@ -4,7 +4,8 @@ numba detects changes only in a function's own file, although code of other file
 of the sources has its own cache folder, and only the first run waits. If the folder is not writable, every process
 compiles again.
 
-To import numba takes 0.3 s: a module with compiled functions is imported only where they are called.
+To import numba and such functions takes a second and 130 MB: a module that has them is imported only where they are
+called.
 """
 
 from __future__ import annotations

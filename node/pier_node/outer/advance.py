@@ -28,7 +28,7 @@ def get_ready(config: RunConfig) -> None:
     """
     if "sync" in (config.outer.algorithm, config.outer.start):
         import pier_node.outer.inner_optimizer
-    if config.outer.codec == "int4":
+    if "int4" in (config.outer.codec, config.pipeline.activation_codec, config.pipeline.gradient_codec):
         import pier_node.outer.codec.int4_loops  # noqa: F401
 
 

@@ -18,6 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from pier_node.outer.advance import get_ready
 from pier_node.outer.state import OuterState
 from pier_node.pipeline import vote_state
 from pier_node.pipeline.activation_codec import Formats
@@ -169,6 +170,7 @@ async def prepare(joined: Joined, stack: AsyncExitStack) -> PipelineSite:
     devices.share_cores(1)
     vote_states = StateStore(joined.settings.folder / VOTE_STATES, config.hash())
     await joined.roster.settled()
+    await asyncio.to_thread(get_ready, config)
     found = await asyncio.to_thread(vote_states.newest)
     if found:
         state, progress.tokens = found.state, found.tokens
