@@ -192,7 +192,7 @@ def by_its_own_clock(clock: Path) -> dict[str, str]:
     """Environment of a site whose clock can jump; monotonic clocks do not, on a real machine either."""
     if not PACKAGES:
         return {}
-    ways = {"TIMESTAMP_FILE": str(clock), "NO_CACHE": "1", "DONT_FAKE_MONOTONIC": "1"}
+    ways = {"TIMESTAMP_FILE": str(clock), "CACHE_DURATION": "1", "DONT_FAKE_MONOTONIC": "1"}
     return {"LD_PRELOAD": str(PACKAGES[0]), **{f"FAKETIME_{key}": value for key, value in ways.items()}}
 
 

@@ -29,7 +29,7 @@ class Clock:
 
     def command(self, program: list[str]) -> list[str]:
         """What runs the program by this clock."""
-        ways = {"TIMESTAMP_FILE": self._file, "NO_CACHE": 1, "DONT_FAKE_MONOTONIC": 1}
+        ways = {"TIMESTAMP_FILE": self._file, "CACHE_DURATION": 1, "DONT_FAKE_MONOTONIC": 1}
         preload = f"LD_PRELOAD={LIBRARIES[0]}"
         return ["env", preload, *(f"FAKETIME_{key}={value}" for key, value in ways.items()), *program]
 
