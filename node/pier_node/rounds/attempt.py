@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
@@ -273,7 +274,9 @@ class Attempt:
         telling = asyncio.create_task(self._tell(vote))
         try:
             await self._await_votes()
-            await asyncio.wait({telling}, timeout=LAST_VOTES)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_VOTES):
+                    await telling
         finally:
             await cancel_and_wait(telling)
 

@@ -237,7 +237,7 @@ def _shards(readies: Sequence[Ready], view: LeaderView) -> list[tuple[int, int]]
     members = [node for node in rates if node in view.base]
     owners = members if 2 * len(members) >= len(rates) else list(rates)
     owned = dict(zip(owners, split(view.length, [rates[node] for node in owners]), strict=True))
-    lengths = [owned[node][1] if node in owned else 0 for node in rates]
+    lengths = [owned.get(node, (0, 0))[1] for node in rates]
     return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
 
 
