@@ -34,7 +34,7 @@ DTYPES = {
 
 
 LARGEST = 1e8
-"""Largest magnitude of what a stage sends. Known models stay below 1e6; 1e8 squares of 1e8 are finite together."""
+"""Largest magnitude of what a stage sends: far more than a model needs, and 1e8 squares of 1e8 are finite together."""
 ROUNDED = 2.0
 """How much larger a value may be when it is decoded."""
 
