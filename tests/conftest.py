@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest's own, which looks at marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mark_all_but_samples(items)
     for item in items:
         if any(item.get_closest_marker(name) for name in SLOW):
             item.add_marker(pytest.mark.slow)
@@ -53,6 +55,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
     skip_without_cuda([item for item in items if item.get_closest_marker("gpu")])
+
+
+def mark_all_but_samples(items: list[pytest.Item]) -> None:
+    """Of the cases of a test marked `sample`, those that are no sample are thorough. Samples are spread evenly."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sample"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for same in cases.values():
+        mark = same[0].get_closest_marker("sample")
+        assert mark
+        (count,) = mark.args
+        samples = {number * len(same) // count for number in range(count)}
+        for number, item in enumerate(same):
+            if number not in samples:
+                item.add_marker(pytest.mark.thorough)
 
 
 def skip_without_cuda(items: list[pytest.Item]) -> None:

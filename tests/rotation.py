@@ -33,11 +33,11 @@ class Part:
 
     @classmethod
     def parse(cls, text: str) -> Part:
-        """As in 2/4. Raises ValueError."""
+        """As in 2/8. Raises ValueError."""
         number, _, of = text.partition("/")
         part = cls(int(number), int(of))
         if not 1 <= part.number <= part.of:
-            raise ValueError(f"{text}: there is no such part; the first of four is 1/4")
+            raise ValueError(f"{text}: there is no such part; the first of eight is 1/8")
         return part
 
 

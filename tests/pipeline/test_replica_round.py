@@ -216,6 +216,7 @@ ITERATION, OUTER = 5, 3
 """Rounds of a run that meets after every second step: 1, 2, 4, 5, 7, 8 are iterations, 3, 6, 9 outer rounds."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("victim", ["a", "b"])
 def test_a_site_that_dies_in_an_outer_round_costs_an_attempt(tmp_path: Path, victim: str, phase: str) -> None:
@@ -227,6 +228,7 @@ def test_a_site_that_dies_in_an_outer_round_costs_an_attempt(tmp_path: Path, vic
     assert max(cluster.digests) <= total_rounds(cluster.config) + 2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("phase", ["forward", "prepared", "voting", "committed"])
 def test_what_a_lost_replica_did_is_lost_with_it_and_nothing_else(
     tmp_path: Path, phase: str, plans: dict[int, Plan]
@@ -241,6 +243,7 @@ def test_what_a_lost_replica_did_is_lost_with_it_and_nothing_else(
 RETURNS = [(ITERATION, "prepared"), (ITERATION, "voting"), (OUTER, "summed"), (OUTER, "voting"), (OUTER, "committed")]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("round", "phase"), RETURNS)
 def test_a_site_that_comes_back_takes_its_stage_again(tmp_path: Path, round: int, phase: str) -> None:
     cluster = PipelineCluster(meeting(steps=14), tmp_path, fail_at={("c", round, phase): "restart"})
@@ -305,6 +308,7 @@ def test_replicas_that_meet_in_pairs_are_those_of_one_process(
     assert len({node.stage_state.state.digest for node in cluster.nodes.values() if node.stage_state.state}) == 6
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("round", "phase"), RETURNS)
 def test_a_site_of_a_pair_that_comes_back_goes_on(tmp_path: Path, round: int, phase: str) -> None:
     """From its own disk, or from any replica's anchor and momentum, as whoever joins NoLoCo does."""

@@ -180,6 +180,7 @@ def test_training_has_diverged_if_results_are_too_large_again_and_again(
 PHASES = ("routed", "forward", "backward", "summed", "prepared", "exchanging", "staged", "voting")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("victim", ["a", "f"])
 def test_a_site_that_dies_costs_one_attempt_at_most(tmp_path: Path, victim: str, phase: str) -> None:
@@ -192,7 +193,8 @@ def test_a_site_that_dies_costs_one_attempt_at_most(tmp_path: Path, victim: str,
     assert all(len(found) == 1 for found in cluster.digests.values())
 
 
-@pytest.mark.parametrize("phase", ["forward", "prepared", "voting", "committed", "saved"])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("phase", ["voting", "forward", "prepared", "committed", "saved"])
 def test_a_site_that_comes_back_takes_its_stage_again(tmp_path: Path, phase: str) -> None:
     cluster = PipelineCluster(six(steps=LONG), tmp_path, fail_at={("c", 2, phase): "restart"})
     run(cluster.run())
@@ -394,6 +396,7 @@ class OneHangs(PipelineCluster):
         self.steps_when_over = self.voted().steps
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("victim", "seconds"), [("a", 22.0), ("a", 300.0), ("f", 300.0)])
 def test_the_others_go_on_and_it_comes_back_when_it_can(tmp_path: Path, victim: str, seconds: float) -> None:
     cluster = OneHangs(six(steps=STEPS), tmp_path)

@@ -277,13 +277,14 @@ def test_an_abort_ends_the_attempt_and_is_held_against_nobody() -> None:
     scene(play)
 
 
-def test_all_are_told_why_the_suspect_too_which_may_be_waiting() -> None:
+@pytest.mark.parametrize("suspicion", [Suspicion("c", "cut"), Suspicion(NOBODY, "cut", told=["c"])])
+def test_all_are_told_why_and_of_whom_who_may_be_waiting(suspicion: Suspicion) -> None:
     async def main() -> None:
         network = Network(1, CALM)
         member = Member(network, "a", outer_state("abc"))
         puppets = [Puppet(network, node) for node in "bc"]
         parts = member.tools, member.rounds.state, member.rounds.promises
-        await Attempt(*parts, fresh(*"abc"), announced(member)).give_up(Suspicion("c", "cut"))
+        await Attempt(*parts, fresh(*"abc"), announced(member)).give_up(suspicion)
         notice = AbortNotice(node="a", round=1, ballot=BALLOT, suspect="c", reason="cut")
         assert [puppet.aborts for puppet in puppets] == [[notice], [notice]]
 

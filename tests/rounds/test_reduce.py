@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import threading
 from collections.abc import AsyncIterator
@@ -259,14 +260,17 @@ def test_a_slow_owner_holds_its_senders_back() -> None:
 
 
 class Meeting(Int4):
-    """Codes a chunk only while another thread codes another."""
+    """Codes nothing before a second thread is at it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._both = threading.Barrier(2)
+        self._calls = itertools.count(1)
+        self._met = threading.Event()
 
     def encode(self, values: Vector) -> bytes:
-        self._both.wait(20)
+        if next(self._calls) == 2:
+            self._met.set()
+        assert self._met.wait(20)
         return super().encode(values)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-BATCH = 40
+BATCH = 20
 
 
 def storms(count: int) -> int:

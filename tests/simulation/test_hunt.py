@@ -73,6 +73,7 @@ def test_forks_that_were(story: Schedule) -> None:
     assert not played(story).failures
 
 
+@pytest.mark.sample(1)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("first", range(0, storms(200), BATCH))
 def test_hunt(first: int) -> None:

@@ -63,6 +63,7 @@ def test_calm(sites: int, gamma: float) -> None:
     assert not cluster.adopted
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("fate", ["stop", "restart"])
 @pytest.mark.parametrize("phase", PAIR_PHASES[:-1])
 @pytest.mark.parametrize("victim", ["a1", "c3"])
@@ -125,6 +126,7 @@ def weathered(seed: int) -> dict[str, int]:
     }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("batch", range(0, storms(200), BATCH))
 def test_storms(batch: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)

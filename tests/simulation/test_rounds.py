@@ -81,6 +81,7 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sample(28)
 @pytest.mark.parametrize("ways", WAYS, ids=str)
 @pytest.mark.parametrize("fate", ["stop", "restart"])
 @pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "fetching"])
@@ -128,9 +129,8 @@ def weathered(seed: int) -> bool:
     return run(main())
 
 
-@pytest.mark.parametrize(
-    "batch", [pytest.param(it, marks=[pytest.mark.thorough] if it else []) for it in range(0, storms(120), BATCH)]
-)
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("batch", range(0, storms(120), BATCH))
 def test_storms(batch: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     done = [weathered(seed) for seed in range(batch, batch + BATCH)]

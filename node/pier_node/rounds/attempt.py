@@ -185,7 +185,7 @@ class Attempt:
             node=self._tools.node,
             round=self._proposal.round,
             ballot=self.ballot,
-            suspect=suspicion.node,
+            suspect=suspicion.node or next(iter(suspicion.told), NOBODY),  # who only refused has a part in it, too
             reason=suspicion.reason,
         )
         others = [node for node in self.group if node != self._tools.node]
