@@ -11,7 +11,6 @@ import torch
 
 from pier_node.base.shared import Vector
 from pier_node.outer.codec import CODECS, Codec
-from pier_node.outer.codec.blockwise import Int4, Int8
 
 NF4 = np.array(
     [-1, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0,
@@ -42,8 +41,6 @@ def peers() -> Iterator[Peer]:
     """All of them, in the order of the table; those without hivemind's name are Pier's."""
     for codec in CODECS.values():
         yield _pier(codec.name, codec)
-    yield _pier("int8, by chance", Int8(np.random.default_rng(1)))
-    yield _pier("int4, by chance", Int4(np.random.default_rng(1)))
     yield _reference("(4-bit absmax)", ABSMAX)
     yield _reference("(NF4)", NF4)
     yield from _hivemind()

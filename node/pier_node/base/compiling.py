@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import numba
+from numba import types
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,3 +49,17 @@ class Compiler:
             function
         )
         return made
+
+    def typed(self, result: Any, *arguments: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """A decorator that compiles at once, for arguments of these types of numba."""
+        return lambda function: self.compiled(function, result(*arguments))
+
+
+def read(number: Any, dimensions: int = 1) -> Any:
+    """numba's type of an array that is only read."""
+    return types.Array(number, dimensions, "C", readonly=True)
+
+
+def written(number: Any, dimensions: int = 1) -> Any:
+    """numba's type of an array that is written, too."""
+    return types.Array(number, dimensions, "C")

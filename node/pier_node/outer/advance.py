@@ -5,12 +5,13 @@ Pure: equal states and equal means give equal bits at every member.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from pier_node.base.shared import SharedVector, Vector
-from pier_node.config.run import InnerSection, NolocoSection, RunConfig
+from pier_node.config.run import SPARSE, InnerSection, NolocoSection, RunConfig
 from pier_node.outer.layout import Layout
 from pier_node.outer.noloco import noloco_step
 from pier_node.outer.pier import accumulate, outer_step
@@ -24,12 +25,17 @@ Made = tuple[dict[str, SharedVector], dict[str, list[Piece]]]
 def get_ready(config: RunConfig) -> None:
     """Import what takes seconds and the run needs: otherwise the other sites would wait.
 
-    That is PyTorch for synchronous rounds, and the loops of int4, which are compiled in the first start on a machine.
+    That is PyTorch for synchronous rounds, and the loops of codecs, which are compiled in the first start on a machine.
     """
     if "sync" in (config.outer.algorithm, config.outer.start):
         import pier_node.outer.inner_optimizer
-    if "int4" in (config.outer.codec, config.pipeline.activation_codec, config.pipeline.gradient_codec):
-        import pier_node.outer.codec.int4_loops  # noqa: F401
+    codecs = {config.outer.codec, config.pipeline.activation_codec, config.pipeline.gradient_codec}
+    if "int4" in codecs:
+        import pier_node.outer.codec.int4_loops
+    if codecs & {*SPARSE}:
+        import pier_node.outer.codec.topk_loops  # noqa: F401
+    gc.collect()
+    gc.freeze()  # or each full collection would go through all imported modules, and stop the event loop for 0.1 s
 
 
 def advance(

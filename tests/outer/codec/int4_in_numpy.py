@@ -10,19 +10,18 @@ from pier_node.outer.codec.blockwise import in_blocks
 from pier_node.outer.codec.interface import LARGEST, SMALLEST
 
 
-def encode(values: Vector, block: int, rng: np.random.Generator | None = None) -> bytes:
+def encode(values: Vector, block: int) -> bytes:
     """The code of finite values."""
     blocks = in_blocks(values, block)
     lowest = np.minimum(blocks.min(axis=1, keepdims=True), 0)
     highest = np.maximum(blocks.max(axis=1, keepdims=True), 0)
-    levels = np.float32(14 if rng else 15)
+    levels = np.float32(15)
     steps = (((highest / levels - lowest / levels).view(np.uint32) + np.uint32(0x7FFFF)) >> 19 << 19).view(np.float32)
     steps[steps < SMALLEST] = 0
     below = np.divide(-lowest, steps, out=np.zeros_like(steps), where=steps > 0)
-    zeros = np.ceil(below) if rng else np.rint(below)
+    zeros = np.rint(below)
     quotients = blocks / np.where(steps == 0, np.float32(1), steps) + zeros
-    rounded = np.floor(quotients + rng.random(quotients.shape, np.float32)) if rng else np.rint(quotients)
-    codes = np.clip(rounded, 0, 15).astype(np.uint8).ravel()[: len(values)]
+    codes = np.clip(np.rint(quotients), 0, 15).astype(np.uint8).ravel()[: len(values)]
     heads = steps.view(np.uint32) >> 15 | zeros.astype(np.uint32)
     packed = codes[: (len(codes) + 1) // 2].copy()
     packed[: len(codes) // 2] |= codes[len(packed) :] << 4

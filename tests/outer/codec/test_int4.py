@@ -82,21 +82,9 @@ def test_error_on_known_distributions() -> None:
     assert Int4().size(262_144) * 8 / 262_144 == 4.25
 
 
-@pytest.mark.parametrize("kind", ["normal", "positive"])
-@pytest.mark.parametrize("length", [INT4_BLOCK, 41])
-def test_by_chance_it_is_unbiased(kind: str, length: int) -> None:
-    values, coder, draws = vector(kind, length), Int4(np.random.default_rng(5)), 4000
-    steps = span(values) / 14 * (1 + 2**-4)
-    for signed in (values, -values):
-        decoded = np.array([round_trip(signed, coder) for _ in range(draws)], np.float64)
-        bias = np.abs(decoded.mean(axis=0) - signed)
-        assert (bias < 5 * steps * 0.5 / np.sqrt(draws)).all(), "five standard errors of a fair coin"
-        assert (np.abs(decoded - signed) < steps * 1.001).all()
-
-
 def test_values_of_both_signs_near_the_largest_fp32() -> None:
     values = fp32(LARGEST, -LARGEST, LARGEST / 2)
-    np.testing.assert_allclose(round_trip(values, Int4()), values, atol=LARGEST / 14)
+    np.testing.assert_allclose(round_trip(values, Int4()), values, atol=LARGEST / 15)
     saturated = Int4().decode(code(step(2.0**125) | 8, 0x0F), 2)
     assert saturated.tolist() == [7 * 2.0**125, -LARGEST], "-8 · 2^125 is more than an fp32 holds"
 
@@ -122,14 +110,13 @@ BITS = st.builds(
 """Values of every magnitude."""
 
 
-@given(VECTORS | BITS, st.sampled_from([INT4_BLOCK, 32, 7, 1]), st.booleans())
+@given(VECTORS | BITS, st.sampled_from([INT4_BLOCK, 32, 7, 1]))
 @settings(deadline=None)
-def test_compiled_loops_have_the_bits_of_numpy(values: Vector, block: int, by_chance: bool) -> None:
-    rngs = [np.random.default_rng(3) if by_chance else None for _ in range(2)]
-    coder = Int4(rngs[0], block)
+def test_compiled_loops_have_the_bits_of_numpy(values: Vector, block: int) -> None:
+    coder = Int4(block)
     values.flags.writeable = False
     data = coder.encode(values)
-    assert data == int4_in_numpy.encode(values, block, rngs[1])
+    assert data == int4_in_numpy.encode(values, block)
     decoded = int4_in_numpy.decode(data, len(values), block)
     assert coder.decode(data, len(values)).tobytes() == decoded.tobytes()
     assert coder.decode(memoryview(bytearray(data)), len(values)).tobytes() == decoded.tobytes()

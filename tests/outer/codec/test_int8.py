@@ -60,24 +60,6 @@ def test_error_on_known_distributions() -> None:
     assert Int8().size(262_144) * 8 / 262_144 == 8.125
 
 
-@pytest.mark.parametrize("length", [INT8_BLOCK, 77])
-def test_by_chance_it_is_unbiased(length: int) -> None:
-    values, coder, draws = vector("normal", length), Int8(np.random.default_rng(5)), 4000
-    decoded = np.array([round_trip(values, coder) for _ in range(draws)], np.float64)
-    bias = np.abs(decoded.mean(axis=0) - values)
-    assert (bias < 5 * (absmax(values) / 126) * 0.5 / np.sqrt(draws)).all(), "five standard errors of a fair coin"
-    assert (np.abs(decoded - values) < absmax(values) / 126 * 1.01).all()
-    assert len(np.unique(decoded[:, 0])) == 2
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_by_chance_the_largest_value_is_unbiased_too(sign: int) -> None:
-    coder = Int8(np.random.default_rng(6))
-    values = np.array([sign * 1.0037] + [sign * 1.0037 / 3] * 5, np.float32)
-    decoded = np.array([round_trip(values, coder) for _ in range(4000)], np.float64)
-    np.testing.assert_allclose(decoded.mean(axis=0), values, atol=5 * (1 / 126) * 0.5 / np.sqrt(4000))
-
-
 @pytest.mark.parametrize("scale", [0x7F80, 0x7FC0, 0xFF80, 0xBF80, 0x8000, 0x007F, 0x7C02, 0x7F7F])
 def test_scales_that_no_block_has_are_refused(scale: int) -> None:
     with pytest.raises(BadCode, match="scale is out of range"):

@@ -3,12 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from outer.codec.samples import VECTORS, relative_error, vector
+from hypothesis import strategies as st
+from outer.codec import topk_in_numpy
+from outer.codec.samples import LARGEST, VECTORS, relative_error, vector
 from rounds.cases import fp32
 
 from pier_node.base.shared import Vector
 from pier_node.outer.codec import BadCode, codec, of_means
-from pier_node.outer.codec.topk import BLOCK, largest
+from pier_node.outer.codec.topk import BLOCK, TopK
 
 topks = pytest.mark.parametrize("name", ["topk", "topk2"])
 
@@ -39,18 +41,117 @@ def test_the_largest_of_each_block_are_kept_with_their_signs(values: Vector) -> 
     for start in range(0, len(values), BLOCK):
         block = magnitudes[start : start + BLOCK]
         count = -(-len(block) // 64)
-        found = largest(block[None], count)[0]
-        order = np.argsort(-block.astype(np.float64), kind="stable")[:count]
-        assert found.tolist() == sorted(order), "the first of equal ones"
+        found = np.argsort(-block.astype(np.float64), kind="stable")[:count]  # the first of equal ones
         decoded = round_trip("topk", values)[start : start + BLOCK]
         assert set(np.flatnonzero(decoded)) <= set(found)
         assert (decoded * np.sign(values[start : start + BLOCK]) >= 0).all()
 
 
-def test_ties_in_some_rows_only() -> None:
-    rows = fp32(5, 1, 4, 3, 2, 2, 2, -2, 1, -3, 3, 3).reshape(3, 4)
-    assert largest(rows, 2).tolist() == [[0, 2], [0, 1], [1, 2]]
-    assert largest(np.zeros((2, 200), np.float32), 3).tolist() == [[0, 1, 2]] * 2
+def test_of_equals_the_first_are_kept() -> None:
+    values = np.zeros(2 * 64, np.float32)
+    values[[5, 17, 70, 99]] = 2, -2, 2, 3
+    assert np.flatnonzero(round_trip("topk", values)).tolist() == [5, 99]
+
+
+@given(VECTORS, st.sampled_from([("topk", 4), ("topk2", 2)]), st.sampled_from([16, 64, 256]))
+@settings(deadline=None)
+def test_compiled_loops_have_the_bits_of_numpy(values: Vector, codec: tuple[str, int], density: int) -> None:
+    coder, numpy = TopK(*codec, density), topk_in_numpy.TopK(*codec, density)
+    values.flags.writeable = False
+    data = coder.encode(values)
+    assert data == numpy.encode(values)
+    decoded = numpy.decode(data, len(values))
+    assert coder.decode(data, len(values)).tobytes() == decoded.tobytes()
+    assert coder.decode(memoryview(bytearray(data)), len(values)).tobytes() == decoded.tobytes()
+
+
+@given(st.integers(1, 9000), st.integers(0, 9999), st.sampled_from([16, 64, 256]))
+@settings(deadline=None)
+def test_whatever_arrives_is_decoded_or_refused_as_by_numpy(length: int, seed: int, density: int) -> None:
+    coder, numpy, dice = TopK("topk", 4, density), topk_in_numpy.TopK("topk", 4, density), np.random.default_rng(seed)
+    data = bytearray(coder.encode(dice.standard_normal(length).astype(np.float32)))
+    for at in dice.integers(0, 8 * len(data), dice.integers(1, 4)):
+        data[at // 8] ^= 1 << at % 8
+    try:
+        expected = numpy.decode(bytes(data), length)
+    except BadCode:
+        with pytest.raises(BadCode):
+            coder.decode(bytes(data), length)
+    else:
+        assert coder.decode(bytes(data), length).tobytes() == expected.tobytes()
+
+
+# --- indices and levels --------------------------------------------------------------------
+
+LEVELS = bytes.fromhex("803f 803f")
+"""1, 2, 3, ..."""
+
+
+def code(indices: str, line: bytes = LEVELS) -> bytes:
+    """Of two values, after their lowest level: sign and code are 0 000 and 1 111."""
+    bits = [int(bit) for bit in indices.replace(" ", "")]
+    return line + np.packbits(bits, bitorder="little").tobytes() + bytes([0b11110000])
+
+
+def test_indices_of_six_bits_and_in_unary() -> None:
+    values = np.zeros(128, np.float32)
+    values[[3, 127]] = 1, -8
+    data = code("110000 111111  1010")
+    assert codec("topk").decode(data, 128).tobytes() == values.tobytes(), "3 + 64·0 and 63 + 64·1"
+
+
+@pytest.mark.parametrize(
+    ("indices", "reason"),
+    [
+        ("110000 111111  1000", "more or fewer"),
+        ("110000 111111  1110", "more or fewer"),
+        ("110000 110000  1100", "order or out of range"),  # 3, 3
+        ("111000 110000  1100", "order or out of range"),  # 7, 3
+        ("110000 111111  1010", "order or out of range"),  # 127 of 127 values
+        ("110000 111111  1001", "order or out of range"),  # 63 + 64·2
+    ],
+)
+def test_indices_that_are_refused(indices: str, reason: str) -> None:
+    with pytest.raises(BadCode, match=reason):
+        codec("topk").decode(code(indices), 127)
+
+
+@pytest.mark.parametrize("bad", [0x7F80, 0x7FFF, 0x8000, 0xBF80, 0x0001, 0x007F])
+def test_levels_that_are_refused(bad: int) -> None:
+    for pair in ([bad, 0x3F80], [0x3F80, bad]):
+        with pytest.raises(BadCode, match="level"):
+            codec("topk").decode(code("110000 111111  1010", np.array(pair, "<u2").tobytes()), 128)
+
+
+def test_levels_beyond_the_largest_fp32_are_cut_off() -> None:
+    decoded = codec("topk").decode(code("110000 111111  1010", bytes.fromhex("7f7f 7f7f")), 128)
+    assert decoded[[3, 127]].tolist() == [float.fromhex("0x1.fep127"), -LARGEST]
+
+
+def kept(*values: float) -> Vector:
+    """A vector of which these values are kept, after what is made of them by two bits each."""
+    vector = np.zeros(16 * len(values), np.float32)
+    vector[::16] = values
+    decoded: Vector = TopK("topk2", 2, 16).decode(TopK("topk2", 2, 16).encode(vector), len(vector))[::16]
+    return decoded
+
+
+def test_two_levels_are_the_means_of_two_groups() -> None:
+    assert kept(1, 2, 3, 10, 12, -14).tolist() == [2, 2, 2, 12, 12, -12]
+
+
+def test_magnitudes_on_a_line_are_exact() -> None:
+    values = np.zeros(6 * 64, np.float32)
+    values[::64] = 5, 5.5, -6, 8.5, 7, 5
+    assert round_trip("topk", values).tolist() == values.tolist()
+
+
+@given(st.integers(0, 999), st.floats(-44, 38))
+def test_levels_are_finite_and_no_denormals_at_every_size(seed: int, exponent: float) -> None:
+    magnitudes = np.minimum(np.random.default_rng(seed).exponential(size=9) * 10**exponent, LARGEST)
+    decoded = np.abs(kept(*magnitudes))
+    assert np.isfinite(decoded).all()
+    assert not ((decoded > 0) & (decoded < 2.0**-126)).any()
 
 
 @topks

@@ -8,9 +8,8 @@ anyway.
 Int4: value ≈ (code - zero) · step, with code and zero in 0..15: 16 even levels over the range of a block, one of them
 exactly 0. This is the asymmetric quantizer of Jacob et al., arXiv 1712.05877, with both parameters in 16 bits: the step
 is an fp32 without sign and with 4 bits of mantissa, rounded up, and the zero takes the lowest 4 bits. On
-pseudo-gradients its error is 15 % below that of levels from -absmax to absmax, and about that of NF4 (docs/results.md),
-which is hard to round stochastically. Layout: the parameters of each block of 64, then one byte for values j and
-ceil(n / 2) + j, the first in the low half.
+pseudo-gradients its error is 15 % below that of levels from -absmax to absmax, and about that of NF4 (docs/results.md).
+Layout: the parameters of each block of 64, then one byte for values j and ceil(n / 2) + j, the first in the low half.
 """
 
 from __future__ import annotations
@@ -44,23 +43,12 @@ def block_maximum(values: Vector) -> Vector:
     return np.maximum.reduceat(values.ravel(), _starts(values))[:, None]
 
 
-def to_integers(quotients: Vector, rng: np.random.Generator | None) -> None:
-    """Round in place: to nearest, or stochastically, so that the expectation is the value itself."""
-    if rng is None:
-        np.rint(quotients, out=quotients)
-    else:
-        quotients += rng.random(quotients.shape, np.float32)
-        np.floor(quotients, out=quotients)
-
-
 def _starts(values: Vector) -> npt.NDArray[np.intp]:
     return np.arange(0, values.size, values.shape[1])
 
 
 INT8_BLOCK = 128
 INT8_LEVELS = 127
-INT8_LEVELS_BY_CHANCE = 126
-"""The scale is rounded too, by up to 0.2 %, so stochastic rounding needs a spare level."""
 
 _LARGEST_SCALE = int(to_bf16(np.array([LARGEST / INT8_LEVELS], np.float32))[0])
 _SMALLEST_SCALE = int(to_bf16(np.array([SMALLEST], np.float32))[0])
@@ -70,7 +58,6 @@ class Int8:
     """Int8 codec: 8.125 bits per value; error at most half a scale, and below 2^-119 in blocks smaller than that.
 
     Args:
-        rng: generator for stochastic rounding, which is unbiased; None rounds to nearest.
         block: number of values that share a scale.
     """
 
@@ -78,20 +65,20 @@ class Int8:
     lossy = True
     sparse = False
 
-    def __init__(self, rng: np.random.Generator | None = None, block: int = INT8_BLOCK) -> None:
-        self._rng, self._block = rng, block
+    def __init__(self, block: int = INT8_BLOCK) -> None:
+        self._block = block
 
     def encode(self, values: Vector) -> bytes:
         """See Codec."""
         check_values(values)
         blocks = in_blocks(values, self._block)
-        scales = block_maximum(np.abs(blocks)) / np.float32(INT8_LEVELS_BY_CHANCE if self._rng else INT8_LEVELS)
+        scales = block_maximum(np.abs(blocks)) / np.float32(INT8_LEVELS)
         scales[scales < SMALLEST] = 0
         halves = to_bf16(scales)
         divisors = from_bf16(halves)
         divisors[divisors == 0] = 1  # values below the smallest scale become zero
         quotients = blocks / divisors
-        to_integers(quotients, self._rng)
+        np.rint(quotients, out=quotients)
         codes = quotients.astype(np.int8).ravel()[: len(values)]
         return halves.astype("<u2", copy=False).tobytes() + codes.tobytes()
 
@@ -114,14 +101,12 @@ class Int8:
 
 
 INT4_BLOCK = 64
-NO_NOISE = np.empty((0, 0), np.float32)
 
 
 class Int4:
     """Int4 codec: 4.25 bits per value; error at most half a step, below 2^-122 in blocks whose range is smaller.
 
     Args:
-        rng: generator for stochastic rounding, which is unbiased; None rounds to nearest.
         block: number of values that share a step and a zero.
     """
 
@@ -129,8 +114,8 @@ class Int4:
     lossy = True
     sparse = False
 
-    def __init__(self, rng: np.random.Generator | None = None, block: int = INT4_BLOCK) -> None:
-        self._rng, self._block = rng, block
+    def __init__(self, block: int = INT4_BLOCK) -> None:
+        self._block = block
 
     def encode(self, values: Vector) -> bytes:
         """See Codec."""
@@ -138,10 +123,8 @@ class Int4:
 
         check_values(values)
         blocks = in_blocks(values, self._block)
-        noise = self._rng.random(blocks.shape, np.float32) if self._rng else NO_NOISE
-        levels = int4_loops.LEVELS_BY_CHANCE if self._rng else int4_loops.LEVELS
         heads, codes = np.empty(len(blocks), np.uint16), np.empty(blocks.shape, np.uint8)
-        int4_loops.quantize(blocks, levels, noise, heads, codes)
+        int4_loops.quantize(blocks, heads, codes)
         packed = np.empty((len(values) + 1) // 2, np.uint8)
         int4_loops.pack(codes.ravel()[: len(values)], packed)
         return heads.astype("<u2", copy=False).tobytes() + packed.tobytes()
