@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -149,6 +150,29 @@ def test_a_site_that_lies_in_rounds_and_about_plans_stops_no_step(tmp_path: Path
     assert not cluster.taken
     assert all(len(found) == 1 for found in cluster.digests.values())
     assert {len(state.members) for state in cluster.states.values()} == {7}, "it took part"
+
+
+class AnIdlePlanner(PipelineCluster):
+    """From the third step on, `a` keeps its plans for itself."""
+
+    def boot(self, name: str) -> None:
+        super().boot(name)
+        if name == "a":
+            routing = self.nodes[name].training._routing
+            vars(routing)["_send"] = partial(self._keep, routing._send)
+
+    async def _keep(self, send: Callable[[IterationPlan], Awaitable[None]], message: IterationPlan) -> None:
+        if message.step < 2:
+            await send(message)
+
+
+def test_another_site_plans_if_the_planner_does_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cluster = AnIdlePlanner(six(steps=12), tmp_path)
+    run(cluster.run())
+    assert cluster.voted().steps == 12
+    assert max(cluster.digests) <= 12 + 3, "it is tried again after one round, then after two and four"
+    assert "round 3 was empty: a sent no plan" in caplog.text
+    assert all(len(found) == 1 for found in cluster.digests.values())
 
 
 @pytest.mark.parametrize("times", [HOPELESS - 1, 100])

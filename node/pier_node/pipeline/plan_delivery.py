@@ -6,7 +6,8 @@ The planner is the live elector (pipeline/vote_state.py) with the lowest id, so 
 itself in front of all others. A site takes a plan only from the planner. Sites learn at different times who is there:
 one that does not see the sender as the planner waits until it does, or another plan comes, for at most VIEWS seconds.
 Of two sites that both think they plan, the one gives up its plan that gets the other's and sees that it is wrong. What
-electors say they do decides how long others wait for a plan; what any other site says does not.
+most of the electors say they do decides how long others wait for a plan; what any other site says does not. If a round
+ends empty for want of a plan, the elector with the next lowest id plans the next one, without the planner before.
 
 A site that caused an attempt to fail, as far as the planner knows, is left out of the next plan, so that the iteration
 can complete. If it fails again as soon as it is back in a plan, it is left out of twice as many rounds, and so on. This
@@ -38,13 +39,13 @@ MOST = 8
 
 
 class Suspects:
-    """The sites to leave out of the plan of a round."""
+    """The sites to leave out of the plan of a round, or not to let plan it."""
 
     def __init__(self) -> None:
         self._out: dict[str, tuple[int, int]] = {}
 
     def add(self, node: str, round: int) -> None:
-        """Record that the attempt before this round failed because of a site."""
+        """Record that the round before this one, or its attempt, failed because of a site."""
         times = min(2 * self._out[node][0], MOST) if node in self._out else 1
         self._out[node] = times, round + times
 
@@ -98,6 +99,7 @@ class Routing:
         self._behind: dict[str, float] = {}
         self.suspect, self.lacking = "", ""
         self._suspects, self._tried = Suspects(), (0, list[str]())
+        self._idle, self._missed = Suspects(), ("", 0)  # as planners
         self._carrier.serve(ROUTE, self._take)
 
     async def plan(self, least: int, needless: Callable[[], bool]) -> Plan | None:
@@ -108,6 +110,11 @@ class Routing:
             needless: returns whether others are at a later round, or this site should pause.
         """
         loop, number = asyncio.get_running_loop(), self._position.coming
+        planner, steps = self._missed
+        if planner and self._position.voted.steps == steps:
+            log.warning("round %d was empty: %s sent no plan, and plans no round for a while", number - 1, planner)
+            self._idle.add(planner, number)
+        self._missed = "", 0
         self._open, self._late_after = number, loop.time() + LATE
         self._news.notify()
         deadline = loop.time() + PATIENCE
@@ -121,7 +128,11 @@ class Routing:
             await self._heard()
             if least > 1 or self.lacking or self._others_work(number):
                 deadline = loop.time() + PATIENCE  # some sites have yet to arrive, or others work without this one
-        found = self._taken.pop(number, None)
+        found, planner = self._taken.pop(number, None), self._plans()
+        if found:
+            self._idle.clear([planner])
+        elif planner != self._carrier.node and not needless():
+            self._missed = planner, self._position.voted.steps
         self._taken.clear()
         self._closed = number
         return found
@@ -137,7 +148,9 @@ class Routing:
 
     def _plans(self) -> str:
         """The site that plans the next round, as far as this site can see."""
-        return leader_of(self._here(late=True), self._position.voted.electors)
+        here, voted = {*self._here(late=True)}, self._position.voted
+        planning = (here & voted.electors) - self._idle.of(self._position.coming)
+        return leader_of(planning or here, voted.electors)
 
     @property
     def _meets(self) -> bool:
@@ -175,16 +188,22 @@ class Routing:
         return any(since <= now < since + CATCHING_UP for node, since in self._behind.items() if node in awaited)
 
     def _others_wait(self, number: int) -> bool:
-        return any(it.phase in BUSY and it.training_for == number for it in self._other_electors())
+        """Whether an attempt at this round has ended somewhere, or all do without."""
+        return any(it.phase in BUSY for it in self._electors_at(number))
 
     def _others_work(self, number: int) -> bool:
-        """Whether any site works on an attempt of this round. A site that enters the round before them would end it."""
-        return any(it.place.working and it.training_for == number for it in self._other_electors())
+        """Whether others work on an attempt at this round. A site that enters the round before them would end it."""
+        return any(it.place.working for it in self._electors_at(number))
 
-    def _other_electors(self) -> list[Pulse]:
-        """Pulses of the other electors: every attempt that can count has some of them."""
+    def _electors_at(self, number: int) -> list[Pulse]:
+        """The other electors that work on this round or wait for it, if they are the most: others cannot make it count.
+
+        So a single one that is early or lies keeps nobody from a plan.
+        """
         pulses, electors = self._roster.participants(), self._position.voted.electors
-        return [it for node, it in pulses.items() if node != self._carrier.node and node in electors]
+        others = [it for node, it in pulses.items() if node != self._carrier.node and node in electors]
+        at = [it for it in others if it.training_for == number and (it.phase in BUSY or it.place.working)]
+        return at if 2 * len(at) > len(others) else []
 
     async def _heard(self) -> None:
         """Return on any news, or after LOOK seconds."""
@@ -212,7 +231,7 @@ class Routing:
 
     def _trusted(self, number: int, voted: VoteState) -> dict[str, Pulse]:
         """The sites here without the suspects, or with them if a step without them would not count."""
-        here, out = self._here(), self._suspects.of(number)
+        here, out = self._here(), self._suspects.of(number) | self._idle.of(number)
         rest = {node: it for node, it in here.items() if node not in out}
         if can_decide(rest, voted.electors & here.keys()):
             return rest
