@@ -56,10 +56,12 @@ class TopK:
         from pier_node.outer.codec import topk_loops  # with numba: see get_ready
 
         check_values(values)
-        code = np.zeros(self.size(len(values)), np.uint8)
+        code = np.empty(self.size(len(values)), np.uint8)
         for part, (blocks, block), place in self._parts(len(values)):
+            lines, fields = np.empty((blocks, 2), np.uint16), np.zeros((blocks, self._size(block) - HEAD), np.uint8)
+            topk_loops.encode(values[part].reshape(blocks, block), self._lower, self._bits, lines, fields)
             out = code[place].reshape(blocks, -1)
-            topk_loops.encode(values[part].reshape(blocks, block), self._kept(block), self._lower, self._bits, out)
+            out[:, :HEAD], out[:, HEAD:] = lines.astype("<u2", copy=False).view(np.uint8), fields
         return code.tobytes()
 
     def decode(self, data: Buffer, length: int) -> Vector:
@@ -69,8 +71,10 @@ class TopK:
         check_size(self, data, length)
         values, code = np.zeros(length, np.float32), np.frombuffer(data, np.uint8)
         for part, (blocks, block), place in self._parts(length):
-            out, rows = values[part].reshape(blocks, block), code[place].reshape(blocks, -1)
-            wrong = topk_loops.decode(rows, self._kept(block), self._lower, self._bits, out)
+            rows = code[place].reshape(blocks, -1)
+            lines, fields = rows[:, :HEAD].copy().view("<u2").astype(np.uint16, copy=False), rows[:, HEAD:].copy()
+            out = values[part].reshape(blocks, block)
+            wrong = topk_loops.decode(lines, fields, self._lower, self._bits, out)
             if wrong != topk_loops.GOOD:
                 raise BadCode(topk_loops.REASONS[wrong])
         return values

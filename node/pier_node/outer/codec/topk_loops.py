@@ -16,7 +16,6 @@ from numba import types
 from pier_node.base.compiling import Compiler, read, written
 from pier_node.base.shared import Vector
 from pier_node.outer.codec import interface
-from pier_node.outer.codec.topk import HEAD, UNARY
 
 Bytes = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int32]
@@ -42,7 +41,7 @@ _BF16_INFINITY = interface.INFINITY
 _BF16_SMALLEST = int(interface.to_bf16(np.array([SMALLEST], np.float32))[0])
 _TINY = float(np.finfo(np.float64).tiny)
 
-_compiler = Compiler("topk", [Path(__file__), Path(__file__).with_name("topk.py")])
+_compiler = Compiler("topk", [Path(__file__)])
 compiled, inlined = _compiler.typed, partial(_compiler.compiled, inline="always")
 
 
@@ -184,29 +183,29 @@ def _get(bits: Bytes, at: int, width: int) -> Any:
     return found & ((1 << width) - 1)
 
 
-@compiled(types.void, read(types.float32, 2), types.int64, types.int64, types.int64, written(types.uint8, 2))
-def encode(blocks: Vector, kept: int, lower: int, bits: int, out: Bytes) -> None:
-    """Write the code of each block.
+@compiled(
+    types.void, read(types.float32, 2), types.int64, types.int64, written(types.uint16, 2), written(types.uint8, 2)
+)
+def encode(blocks: Vector, lower: int, bits: int, lines: interface.Halves, fields: Bytes) -> None:
+    """Write low and step of each block's levels, shape [blocks, 2], and indices and values.
 
     Args:
         blocks: finite values, shape [blocks, block].
-        kept: values that are kept of a block.
-        lower: bits of an index that are written as they are, of a density of 2 ** lower.
+        lower: bits of an index that are written as they are: one value in 2 ** lower is kept.
         bits: bits of a value, its sign among them.
-        out: zeros, shape [blocks, bytes of a block's code].
+        fields: zeros, shape [blocks, bytes of indices and values].
     """
     rows, length, top = blocks.view(np.int32), blocks.shape[1], (1 << bits - 1) - 1
+    kept = -(-length >> lower)
     scratch, indices = np.empty((3, length + 1), np.int32), np.empty(kept, np.int32)
-    magnitudes, codes, line = np.empty(kept, np.float64), np.empty(kept, np.float64), np.empty(2, np.uint16)
-    unary, values = lower * kept, (lower + UNARY) * kept
+    magnitudes, codes = np.empty(kept, np.float64), np.empty(kept, np.float64)
+    unary, values = lower * kept, lower * kept + 2 * kept
     for block in range(len(blocks)):
         _largest(rows[block], scratch, indices)
         for rank in range(kept):
             magnitudes[rank] = abs(blocks[block, indices[rank]])
-        _fit(magnitudes, top, line, codes)
-        out[block, 0], out[block, 1] = line[0] & 255, line[0] >> 8
-        out[block, 2], out[block, 3] = line[1] & 255, line[1] >> 8
-        field = out[block, HEAD:]
+        _fit(magnitudes, top, lines[block], codes)
+        field = fields[block]
         for rank in range(kept):
             index = int(indices[rank])
             _put(field, lower * rank, index & ((1 << lower) - 1))
@@ -218,12 +217,12 @@ def encode(blocks: Vector, kept: int, lower: int, bits: int, out: Bytes) -> None
 def _read_indices(field: Bytes, kept: int, lower: int, length: int, indices: Any) -> Any:
     """Decode the indices: the inverse of what `encode` writes. Returns GOOD, or what is wrong."""
     unary, count = lower * kept, 0
-    for at in range(UNARY * kept):
+    for at in range(2 * kept):
         count += _get(field, unary + at, 1)
     if count != kept:
         return BAD_COUNT
     rank, last = 0, np.int64(-1)
-    for at in range(UNARY * kept):
+    for at in range(2 * kept):
         if _get(field, unary + at, 1):
             index = np.int64((at - rank) << lower | _get(field, lower * rank, lower))
             if index <= last or index >= length:
@@ -233,22 +232,24 @@ def _read_indices(field: Bytes, kept: int, lower: int, length: int, indices: Any
     return GOOD
 
 
-@compiled(types.int64, read(types.uint8, 2), types.int64, types.int64, types.int64, written(types.float32, 2))
-def decode(code: Bytes, kept: int, lower: int, bits: int, out: Vector) -> Any:
+@compiled(types.int64, read(types.uint16, 2), read(types.uint8, 2), types.int64, types.int64, written(types.float32, 2))
+def decode(lines: interface.Halves, fields: Bytes, lower: int, bits: int, out: Vector) -> Any:
     """Write the kept values of each block into zeros, shape [blocks, block]. Returns GOOD, or what is wrong.
 
     Args: as of `encode`.
     """
+    kept = -(-out.shape[1] >> lower)
     indices, table = np.empty(kept, np.int64), np.empty(1 << bits - 1, np.float32)
-    values, end = (lower + UNARY) * kept, (lower + UNARY + bits) * kept
-    for block in range(len(code)):
-        low, step = np.uint16(code[block, 0] | code[block, 1] << 8), np.uint16(code[block, 2] | code[block, 3] << 8)
+    values = lower * kept + 2 * kept
+    end = values + bits * kept
+    for block in range(len(out)):
+        low, step = lines[block]
         for half in (low, step):
             if half >= _BF16_INFINITY or 0 < half < _BF16_SMALLEST:
                 return BAD_LEVEL
         for number in range(len(table)):
             table[number] = min(np.float32(_from_bf16(step) * np.float32(number)) + _from_bf16(low), LARGEST)
-        field = code[block, HEAD:]
+        field = fields[block]
         if end & 7 and field[end >> 3] >> (end & 7):
             return BAD_END
         wrong = _read_indices(field, kept, lower, out.shape[1], indices)
