@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pier_node.config.run import RunConfig
 from pier_node.experts.card import artefact_name
 from pier_node.experts.job import ExpertJob
-from pier_node.outer.learning_rate import learning_rate
+from pier_node.outer.schedule import learning_rate
 
 MakeJob = Callable[..., ExpertJob]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pier_node.config.run import InnerSection, ModelSection
 from pier_node.outer.inner_optimizer import ITERATIONS, QUINTIC, Moments, step_vectors, take_step
 from pier_node.outer.layout import Layout
-from pier_node.outer.learning_rate import learning_rate
+from pier_node.outer.schedule import learning_rate
 
 SCHEDULE = InnerSection(lr=1e-3, min_lr=1e-4, warmup_steps=10, total_steps=110)
 ODD = ModelSection(preset="llama-tiny", vocab_size=251, dim=34, heads=1, ffn_dim=37)

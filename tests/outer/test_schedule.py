@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 from rounds.cases import config
 
 from pier_node.config.run import OuterSection, RunConfig
-from pier_node.outer.learning_rate import learning_rate
-from pier_node.outer.schedule import Kind, RoundPlan, lr_at, momentum_at, round_plan, start_steps, total_rounds
+from pier_node.outer.schedule import (
+    Kind,
+    RoundPlan,
+    learning_rate,
+    lr_at,
+    momentum_at,
+    round_plan,
+    start_steps,
+    total_rounds,
+)
 
 APART = (Kind.LOCAL, Kind.PAIR)
 STAGED = OuterSection()

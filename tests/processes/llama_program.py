@@ -17,7 +17,7 @@ import pier
 from pier_node.config.run import ModelSection, RunConfig, load
 from pier_node.identity.node import Identity
 from pier_node.outer.layout import Layout
-from pier_node.outer.learning_rate import learning_rate
+from pier_node.outer.schedule import learning_rate
 from pier_node.trainer.data.corpus import Windows, open_corpus
 from pier_node.trainer.model.export import rules, to_config
 from pier_node.trainer.model.initial import initial_weights

@@ -25,7 +25,7 @@ from pier_coordinator.runs.timings import LATEST, RoundTimings, segment_of, slow
 from pier_coordinator.store.facts import Fact, number, text, whole
 from pier_node.base.units import several
 from pier_node.config.run import RunConfig
-from pier_node.outer.learning_rate import learning_rate
+from pier_node.outer.schedule import learning_rate
 
 WINDOW = 60.0
 """Seconds for which a sample counts."""

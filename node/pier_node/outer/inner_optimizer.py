@@ -29,7 +29,7 @@ from torch.optim.adamw import adamw
 
 from pier_node.config.run import InnerSection
 from pier_node.outer.layout import Layout, is_decayed, is_hidden_matrix
-from pier_node.outer.learning_rate import learning_rate
+from pier_node.outer.schedule import learning_rate
 
 EPSILON = 1e-8
 QUINTIC = (3.4445, -4.7750, 2.0315)

@@ -1,13 +1,16 @@
-"""The plan of each outer round: its inner steps, its fragment, its momentum μ and its outer learning rate η.
+"""The plan of each outer round: its inner steps, its fragment, its momentum μ and its outer learning rate η. Pure.
 
 A plan is a pure function of the configuration and the round's number, so all members agree on it without communication.
-A site that is slow or late does fewer of the inner steps: see site/adaptive_steps.py. The schedules of μ (momentum
-decay) and η are those of Pier: Fan and Zhang, arXiv 2511.17849. The inner learning rate is in learning_rate.py.
+A site that is slow or late does fewer of the inner steps: see site/inner_steps.py. The schedules of μ (momentum
+decay) and η are those of Pier: Fan and Zhang, arXiv 2511.17849.
 
 Fragments are contiguous parts of the model that are synced in turn, so that a round sends only one of them. Source:
 Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv 2501.18512, section 2.2. Here a fragment is a
 range of elements of the canonical order; if it is long enough, its ends are ends of the pieces that a state is hashed
 in.
+
+The inner learning rate rises linearly, then decays to its least. cosine: GPT-3, arXiv 2005.14165. wsd: warmup, stable,
+decay (MiniCPM, arXiv 2404.06395), with a decay of 1 − √x, which Hägele et al. (arXiv 2405.18392) found the best.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from pier_node.config.run import OuterSection, RunConfig
+from pier_node.config.run import InnerSection, OuterSection, RunConfig
 from pier_node.outer.state import PIECE
 
 
@@ -193,3 +196,16 @@ def _sync_plan(config: RunConfig, number: int) -> RoundPlan:
     gathers = outer.momentum_warmup and outer.algorithm != "sync"
     momentum = (outer.momentum if opens_interval else 1.0) if gathers else 0.0
     return RoundPlan(number, Kind.SYNC, number - 1, 1, momentum, 0.0, gathers, number == 1)
+
+
+def learning_rate(step: int, config: InnerSection) -> float:
+    """The rate of inner step `step`, counted from 0 over the run: up to lr in warmup_steps, then down to min_lr."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    falls, fall = config.warmup_steps, config.lr - config.min_lr
+    if config.schedule == "wsd":
+        falls = max(falls, config.total_steps - math.ceil(config.decay_fraction * config.total_steps))
+    done = min(1.0, max(0, step - falls) / max(1, config.total_steps - falls))
+    if config.schedule == "wsd":
+        return config.min_lr + fall * (1.0 - math.sqrt(done))
+    return config.min_lr + 0.5 * fall * (1.0 + math.cos(math.pi * done))
