@@ -34,10 +34,9 @@ from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, OuterState
 from pier_node.rounds.attempt import Advance
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.state_store import Checkpoint
-from pier_node.site.adaptive_steps import steps_worth_doing
 from pier_node.site.agreement import Agreement
 from pier_node.site.error_feedback import UnsentUpdate
-from pier_node.site.inner_steps import InnerSteps, Trained, Trainer
+from pier_node.site.inner_steps import InnerSteps, Trained, Trainer, steps_worth_doing
 from pier_proto.v1.peer_pb2 import Phase
 
 

@@ -8,7 +8,7 @@ from rounds.cases import config
 from pier_node.config.run import OuterSection
 from pier_node.outer.schedule import RoundPlan, round_plan
 from pier_node.rounds.progress import Progress
-from pier_node.site.adaptive_steps import LEAST, pace, steps_worth_doing
+from pier_node.site.inner_steps import LEAST, pace, steps_worth_doing
 from pier_proto.v1.peer_pb2 import Pulse
 
 RUN = config(inner={"total_steps": 1000}, inner_steps=50)
