@@ -20,6 +20,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector
 from pier_node.engine import client
 from pier_node.engine.client import Link, Site, State, StopTraining
+from pier_node.engine.join import OwnState
 from pier_node.engine.machines import Ranks
 from pier_node.engine.messages import (
     Attached,
@@ -37,7 +38,6 @@ from pier_node.engine.messages import (
     decode,
     encode,
 )
-from pier_node.engine.own_state import OwnState
 from pier_node.engine.parameters import Vectors
 from pier_node.engine.ranks import COLUMNS
 
