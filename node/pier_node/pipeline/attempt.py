@@ -25,7 +25,7 @@ from pier_node.outer.state import l2_norm
 from pier_node.pipeline.activation_codec import LARGEST, BadValues
 from pier_node.pipeline.context import Tools
 from pier_node.pipeline.iteration_plan import Plan, Task
-from pier_node.pipeline.joint import LONGEST, Diverged, Joint, Overflow, square
+from pier_node.pipeline.joint import LONGEST, Joint, Overflow, square
 from pier_node.pipeline.microbatches import Activations, MicrobatchQueue
 from pier_node.pipeline.stage import Stage
 from pier_node.rounds.suspects import NOBODY, Suspicion
@@ -131,12 +131,9 @@ class Attempt(Joint[Worth]):
         self._losses[microbatch] = loss
         return gradient
 
-    def _overflow(self, what: str, tasks: Iterable[Task]) -> Suspicion:
+    def _overflow(self, what: str, tasks: Iterable[Task]) -> Overflow:
         """Why this site cannot continue, whose result of these tasks is not finite or too large."""
-        senders = {self.plan.ways[microbatch][hop - 1] for microbatch, hop in tasks if hop} - {self._node}
-        if not senders:
-            return Diverged(what)
-        return Overflow(senders.pop() if len(senders) == 1 else NOBODY, what)
+        return Overflow(what, {self.plan.ways[microbatch][hop - 1] for microbatch, hop in tasks if hop} - {self._node})
 
     def _send(self, task: Task, tensor: Tensor) -> None:
         """Send a result to the next site while this one computes.

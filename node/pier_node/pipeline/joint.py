@@ -21,7 +21,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import starmap
@@ -135,18 +135,16 @@ TELL_TIMEOUT = 5.0
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Diverged(Suspicion):
-    """A result here, made only of what this site has, is not finite or too large: another attempt would not help."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(NOBODY, f"{what} is not finite or too large")
-
-
 class Overflow(Suspicion):
-    """A result here, made of what others sent, is not finite or too large; `node` is the sender if it is only one."""
+    """A result here is not finite or too large. A single sender of what it was made of is suspected.
 
-    def __init__(self, node: str, what: str) -> None:
-        super().__init__(node, f"{what} is not finite or too large")
+    Attributes:
+        own: nobody sent any of it: training has diverged, and another attempt would not help.
+    """
+
+    def __init__(self, what: str, senders: Collection[str] = ()) -> None:
+        super().__init__(next(iter(senders)) if len(senders) == 1 else NOBODY, f"{what} is not finite or too large")
+        self.own = not senders
 
 
 class Joint(ABC, Generic[T_co]):

@@ -29,7 +29,7 @@ from pier_node.outer.schedule import lr_at, momentum_at
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.pipeline.context import Tools
 from pier_node.pipeline.iteration_plan import Plan
-from pier_node.pipeline.joint import Diverged, Joint
+from pier_node.pipeline.joint import Joint, Overflow
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_proto.v1.peer_pb2 import Total
 
@@ -173,10 +173,10 @@ class ReplicaRound(Joint[Met]):
     def _digest(self, mean: Vector, tensors: Tensors) -> bytes:
         """Digest of what the sites that met share after the step; empty: the stage did not move.
 
-        Blocks. Raises Diverged.
+        Blocks. Raises Overflow.
         """
         if not all(bool(np.isfinite(vector.array).all()) for vector in tensors.values()):
-            raise Diverged("the outer step")
+            raise Overflow("the outer step")
         if self._step.pairs:
             return hashlib.sha256(mean.tobytes()).digest()
         return OuterState(0, (), tensors, {}).digest if tensors else b""

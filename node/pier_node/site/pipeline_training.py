@@ -29,7 +29,7 @@ from pier_node.pipeline import vote_state
 from pier_node.pipeline.attempt import Attempt, Worth
 from pier_node.pipeline.context import Position, Tools
 from pier_node.pipeline.iteration_plan import Plan
-from pier_node.pipeline.joint import Dispatch, Diverged, Joint, Overflow
+from pier_node.pipeline.joint import Dispatch, Joint, Overflow
 from pier_node.pipeline.outer_step import Met, ReplicaRound, step_of
 from pier_node.pipeline.path_search import Search, search_apart
 from pier_node.pipeline.plan_delivery import Routing
@@ -279,12 +279,12 @@ class PipelineTraining:
 
     def _has_diverged(self, plan: Plan, suspicion: Suspicion) -> bool:
         """Whether an attempt failed because training diverged: without what others sent, or with what several sent."""
-        if isinstance(suspicion, Overflow):
-            step, senders = self._overflows
-            senders = [*(senders if step == plan.message.step else []), suspicion.node]
-            self._overflows = plan.message.step, senders
-            return len({*senders} - {NOBODY}) > 1 or len(senders) >= HOPELESS
-        return isinstance(suspicion, Diverged)
+        if not isinstance(suspicion, Overflow) or suspicion.own:
+            return isinstance(suspicion, Overflow)
+        step, senders = self._overflows
+        senders = [*(senders if step == plan.message.step else []), suspicion.node]
+        self._overflows = plan.message.step, senders
+        return len({*senders} - {NOBODY}) > 1 or len(senders) >= HOPELESS
 
     @property
     def _dealt(self) -> bool:
