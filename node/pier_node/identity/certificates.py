@@ -62,7 +62,7 @@ def credentials(identity: Identity, token: Token) -> Credentials:
 
 def authority(token: Token) -> bytes:
     """The certificate of a run's authority, PEM."""
-    return _pem(_authority(token)[1])
+    return pem(_authority(token)[1])
 
 
 def authority_key(token: Token) -> ec.EllipticCurvePrivateKey:
@@ -87,7 +87,7 @@ def issue(token: Token, node: str, key: ec.EllipticCurvePublicKey) -> bytes:
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA256())
     )
-    return _pem(certificate)
+    return pem(certificate)
 
 
 def check_issued(certificate_pem: bytes, authority_pem: bytes, identity: Identity) -> None:
@@ -95,7 +95,7 @@ def check_issued(certificate_pem: bytes, authority_pem: bytes, identity: Identit
     if node_id_of_certificate(certificate_pem) != identity.node:
         raise ValueError("the certificate is another node's")
     try:
-        certificate, issuer = (x509.load_pem_x509_certificate(pem) for pem in (certificate_pem, authority_pem))
+        certificate, issuer = (x509.load_pem_x509_certificate(it) for it in (certificate_pem, authority_pem))
         certificate.verify_directly_issued_by(issuer)
     except (ValueError, TypeError, InvalidSignature) as error:
         raise ValueError("the certificate is not signed by the run's authority") from error
@@ -122,7 +122,7 @@ def certified_key(authority_pem: bytes, certificate_pem: bytes) -> ec.EllipticCu
 
 def self_signed(key: ec.EllipticCurvePrivateKey, subject: str) -> bytes:
     """A certificate that proves only its key, PEM; the same key and subject give the same bytes."""
-    return _pem(_self_signed(key, subject, (x509.BasicConstraints(ca=False, path_length=None), True)))
+    return pem(_self_signed(key, subject, (x509.BasicConstraints(ca=False, path_length=None), True)))
 
 
 def derived_key(secret: bytes, salt: bytes, purpose: bytes) -> ec.EllipticCurvePrivateKey:
@@ -189,5 +189,6 @@ def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
-def _pem(certificate: x509.Certificate) -> bytes:
+def pem(certificate: x509.Certificate) -> bytes:
+    """A certificate, PEM."""
     return certificate.public_bytes(serialization.Encoding.PEM)

@@ -28,7 +28,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.patience import Attempts
 from pier_node.config.run import RunConfig, from_canonical
 from pier_node.identity import tls
-from pier_node.identity.certificates import Credentials, check_issued
+from pier_node.identity.certificates import Credentials, check_issued, pem
 from pier_node.identity.invite import Invite, pin
 from pier_node.identity.node import ALGORITHM, Identity, key_pem, node_id, public_der
 from pier_node.identity.tls import certificate_at
@@ -292,7 +292,7 @@ async def enrol(address: str, invite: Invite, identity: Identity, name: str) -> 
     except (OSError, ValueError) as error:
         raise Unreachable(f"{address}: {getattr(error, 'strerror', None) or error}") from error
     coordinator = _pinned(leaf, address, invite)
-    own = Credentials(_pem(leaf), invite.certificate, key_pem(invite.key))
+    own = Credentials(pem(leaf), invite.certificate, key_pem(invite.key))
     link = Link(address, coordinator, own)
     try:
         reply = await link.enrol(_request(identity, invite, name), ANSWER)
@@ -331,7 +331,3 @@ def _checked(reply: EnrolReply, identity: Identity, address: str, node: str) -> 
         raise PierError(f"{address}: the coordinator's answer is not valid: {error}", "Tell its operator.") from error
     enrolment = Enrolment(address, node, reply.authority.decode(), reply.certificate.decode())
     return enrolment, from_canonical(reply.run_config)
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
