@@ -127,9 +127,7 @@ def _withheld(value: Value, top: Collection[Ready], readies: Collection[Ready]) 
 
 
 def choose_group(
-    readies: Mapping[str, Ready],
-    accusers: Collection[str] | None = None,
-    enough: Callable[[frozenset[str]], bool] = lambda _: True,
+    readies: Mapping[str, Ready], accusers: frozenset[str], enough: Callable[[frozenset[str]], bool]
 ) -> frozenset[str]:
     """The members of the next attempt: all that are ready, except those that others lost or refused.
 
@@ -137,13 +135,12 @@ def choose_group(
     equals, the first to go is one that brings no tokens, then the one suspected most often, then the highest node id.
 
     Args:
-        accusers: nodes whose suspicions count; None counts everyone's.
+        accusers: nodes whose suspicions count.
         enough: whether a group could commit; nobody goes whom that would cost it.
     """
     group = frozenset(readies)
     while True:
-        heard = group if accusers is None else group & {*accusers}
-        pairs = [(accuser, node) for accuser in heard for node in readies[accuser].suspects if node in group]
+        pairs = [(accuser, node) for accuser in group & accusers for node in readies[accuser].suspects if node in group]
         if not pairs:
             return group
         named = Counter(node for pair in pairs for node in pair)
