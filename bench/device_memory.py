@@ -97,9 +97,9 @@ def counted(config: RunConfig, parallel: Parallel, workers: int) -> int:
         return max(int(sizes["Total"]) for sizes in tracker.get_tracker_snapshot("peak").values())
 
 
-def case(preset: str, layers: int, workers: int, rows: int = 1) -> RunConfig:
-    """A run of a preset with that many blocks, in bf16, of which each worker computes some rows at a time."""
-    inner = {"batch_size": rows * workers, "micro_batch": rows, "precision": "bf16"}
+def case(preset: str, layers: int, workers: int) -> RunConfig:
+    """A run of a preset with that many blocks, in bf16, of which each worker computes one row at a time."""
+    inner = {"batch_size": workers, "micro_batch": 1, "precision": "bf16"}
     return RunConfig.model_validate({"model": {"preset": preset, "layers": layers}, "inner": inner})
 
 

@@ -78,7 +78,7 @@ def finish_times(sites: int, steps: int, rounds: int, dice: Dice, exchange: Exch
     return together, float(apart.max())
 
 
-def barrier_over_pairs(sites: int, steps: int, rounds: int, dice: Dice, runs: int = 1) -> float:
+def barrier_over_pairs(sites: int, steps: int, rounds: int, dice: Dice, runs: int) -> float:
     """Time of DiLoCo over that of NoLoCo, communication left out; the mean of several runs."""
     times = [finish_times(sites, steps, rounds, dice) for _ in range(runs)]
     return float(np.mean([together / apart for together, apart in times]))

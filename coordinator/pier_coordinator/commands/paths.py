@@ -233,7 +233,7 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def summary(outcome: Outcome, now_s: float | None = None) -> Table:
+def summary(outcome: Outcome, now_s: float | None) -> Table:
     """A table that compares the plan with the full pipeline, the bounds and, if known, the paths that the run uses."""
     found, full, count = outcome.found, outcome.full, outcome.problem.microbatches
     table = Table(box=None, pad_edge=False)

@@ -282,13 +282,13 @@ class Difficulty:
         return replace(self, curves=Curves.alike(len(self.loss), float(choice.flops[1]) / FLOPS_PER_PARAMETER))
 
 
-def estimated(probes: Probes, choice: Choice, weights: Array, seed: int = 0) -> Difficulty:
+def estimated(probes: Probes, choice: Choice, weights: Array) -> Difficulty:
     """Estimate the difficulty of the domains; `weights` is [domains]. The same arguments give the same result."""
     means = probes.losses.mean(axis=-1)
     curves = fitted(probes.parameters, probes.tokens, means)
     law = (curves.alpha, curves.beta, curves.warm)
     rows = probes.losses.shape[-1]
-    picks = np.random.default_rng(seed).integers(0, rows, (DRAWS, rows))
+    picks = np.random.default_rng(0).integers(0, rows, (DRAWS, rows))
     drawn = probes.losses[..., picks].mean(axis=-1)  # [domains, points, draws]
     again = refitted(law, probes.parameters, probes.tokens, np.moveaxis(drawn, -1, 0))
     size, step = (Gain(gain(curves, choice, weights), gain(again, choice, weights)) for gain in (size_gain, step_gain))

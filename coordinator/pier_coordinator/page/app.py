@@ -59,7 +59,7 @@ def make_app(board: ReadModel, operator: Operator, access: Access, health: Healt
     return app
 
 
-def make_public_app(board: ReadModel, health: Health, hosts: Collection[str] = ()) -> web.Application:
+def make_public_app(board: ReadModel, health: Health, hosts: Collection[str]) -> web.Application:
     """Make the web application that everybody may look at: without actions, and without what is private."""
     return _application(board, health, Access("", hosts), public=True)
 

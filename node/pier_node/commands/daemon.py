@@ -39,7 +39,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def run_site(settings: Settings, quiet: bool, log_json: bool = False) -> None:
+def run_site(settings: Settings, quiet: bool, log_json: bool) -> None:
     """Run until the run is finished or the user stops it. Raises PierError."""
     from pier_node.site.join import with_run_here
 

@@ -24,7 +24,7 @@ from statistics import median
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import PipelineSection
-from pier_node.pipeline.path_search import Search, Searching, search_apart
+from pier_node.pipeline.path_search import Search, Searching
 from pier_node.pipeline.planning.plan import Plan, random_plan, random_routes, random_waves
 from pier_node.pipeline.planning.problem import Problem, Rules, Site, stage_sizes
 from pier_node.pipeline.vote_state import VoteState, can_decide
@@ -189,7 +189,7 @@ class Planner:
         searching: the search for better paths than those of the last plan.
     """
 
-    def __init__(self, section: PipelineSection, seed: int, told: Told, search: Search = search_apart) -> None:
+    def __init__(self, section: PipelineSection, seed: int, told: Told, search: Search) -> None:
         self._section, self.seed, self._told, self._search = section, seed, told, search
         self.searching = Searching(search)
         self._last: tuple[Participants, Problem, Plan] | None = None

@@ -69,10 +69,9 @@ class Asking:
         tokenizer: ModelTokenizer,
         pool: Pool,
         mixing: Rule,
-        top_k: int = 0,
-        limits: Limits = Limits(),
+        top_k: int,
     ) -> None:
-        self.name, self.pool, self.limits = name, pool, limits
+        self.name, self.pool, self.limits = name, pool, Limits()
         self._tokenizer, self._mixing, self._top_k = tokenizer, mixing, top_k
         self._thread = ThreadPoolExecutor(1, "experts")
         self._in_work = 0

@@ -133,7 +133,7 @@ def _looked_through(data: DataSection, site: SiteData, enough: int) -> tuple[int
     return found["train"], found["validation"]
 
 
-def require_window(train: int, validation: int, context: int, of: str = "") -> None:
+def require_window(train: int, validation: int, context: int, of: str) -> None:
     """Check that there are tokens enough for a window, of a source that `of` names. Raises PierError."""
     needs = f"one window of model.context = {context} needs {context + 1}"
     if train <= context:

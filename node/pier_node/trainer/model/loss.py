@@ -42,7 +42,7 @@ def summed_loss(
     return loss_of(functional.linear(hidden, head), targets, z_loss)
 
 
-def loss_of(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
+def loss_of(logits: Tensor, targets: Tensor, z_loss: float) -> Tensor:
     """`summed_loss` of logits, [rows, context, vocab]."""
     logits = logits.flatten(0, 1).float()
     loss = functional.cross_entropy(logits, targets.flatten(), ignore_index=NO_TOKEN, reduction="sum")
