@@ -67,9 +67,8 @@ import click
 import torch
 from rich.console import Console
 
-from bench.hdee_report import report
+from bench.hdee_report import plot, report, tables
 from bench.hdee_setting import BASE, DENSE, SEED_MODEL, SIZES, Arms, Setting, every_arm
-from bench.hdee_show import plot, tables
 from bench.hdee_train import MissingError, Shop, Texts
 
 QUICK = Setting(

@@ -1,20 +1,23 @@
-"""Turns the cells of bench/hdee.py into every arm's scores, gaps and verdicts, ready for JSON."""
+"""What the cells of bench/hdee.py came to: scores, gaps, and verdicts by its decision rule; for JSON, as tables in
+Markdown, and as a picture."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from rich.box import MARKDOWN
+from rich.console import RenderableType
+from rich.table import Table
 
 from bench.hdee_setting import BASE, SIZES, Arms, modes
 from bench.hdee_train import SEED_MODEL, cell_of, sheets
-from bench.hdee_verdict import OF_TWO, Gap, best_of_two, gap, sign_test
 from pier_coordinator.experts.difficulty import steadiness
 from pier_node.experts.comparison import gather, losses
 from pier_node.experts.mixture import Array
@@ -24,6 +27,63 @@ METHOD = "decay"
 CHALLENGERS = "MHo-IHe", "MHe-IHo"
 Scores = dict[str, Array]
 """By domain, bits per byte, [seeds, rows]."""
+DRAWS = 2000
+LEVEL, OF_TWO = 0.95, 0.975
+"""Of an interval; of each of two, the better of which counts (Bonferroni)."""
+
+Verdict = Literal["win", "tie", "loss"]
+
+GROUPS = {"excluded": " Excluded from training.", "private": " Private.", "shared": " Shared."}
+SIGNS = {"win": " ✓", "tie": "", "loss": " ✗"}
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Bits per byte that an arm has more than another: the seeds' mean, its interval, and each seed's."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: tuple[float, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """A win or a loss if the interval has no 0 in it and all seeds agree."""
+        if self.high < 0 and max(self.seeds) < 0:
+            return "win"
+        return "loss" if self.low > 0 and min(self.seeds) > 0 else "tie"
+
+
+def gap(own: Sequence[Array], other: Sequence[Array], level: float = LEVEL) -> Gap:
+    """The gap in the mean of some domains, which count alike.
+
+    Args:
+        own, other: bits per byte of each domain, [seeds, rows]; rows are the same in both.
+    """
+    random = np.random.default_rng(0)
+    gaps = [one - two for one, two in zip(own, other, strict=True)]
+    seeds = np.mean([each.mean(axis=1) for each in gaps], axis=0)
+    drawn = np.zeros(DRAWS)
+    for each in gaps:
+        rows = each.mean(axis=0)
+        drawn += rows[random.integers(0, len(rows), (DRAWS, len(rows)))].mean(axis=1) / len(gaps)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return Gap(float(seeds.mean()), float(low), float(high), tuple(seeds.tolist()))
+
+
+def best_of_two(one: Gap, other: Gap) -> Verdict:
+    """Of two arms, both with intervals of the level OF_TWO, against the same third one."""
+    verdicts = {one.verdict, other.verdict}
+    if "win" in verdicts:
+        return "win"
+    return "loss" if verdicts == {"loss"} else "tie"
+
+
+def sign_test(verdicts: Sequence[Verdict]) -> float:
+    """The chance of so many wins or more among wins and losses, were both as likely."""
+    wins, losses = verdicts.count("win"), verdicts.count("loss")
+    ways = sum(math.comb(wins + losses, count) for count in range(wins, wins + losses + 1))
+    return float(ways / 2 ** (wins + losses))
 
 
 def report(
@@ -153,3 +213,90 @@ def _stacked(seeds: Sequence[Mapping[str, Array]]) -> Scores:
 
 def _told(found: Gap) -> dict[str, Any]:
     return {**asdict(found), "verdict": found.verdict}
+
+
+def tables(found: Mapping[str, Any]) -> list[RenderableType]:
+    """Scores by domain, what they come to, and the permutations."""
+    arms = found["arms"]
+    shown: list[RenderableType] = [_domains("", arms, found["setting"]["domains"])]
+    for name, kind in GROUPS.items():
+        if name in next(iter(arms.values())):
+            group = {arm: each[name] for arm, each in arms.items()}
+            shown.append(_domains(kind, group, [*group[BASE]["bits"]]))
+    return [*shown, _totals(found), *_lines(found)]
+
+
+def plot(found: Mapping[str, Any], file: Path) -> None:
+    """Gaps to the base by domain, with intervals; small marks are single seeds."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    arms = [arm for arm in found["arms"] if arm != BASE]
+    domains = [*found["setting"]["domains"]]
+    groups = [group for group in (arms[:3], arms[3:]) if group]
+    figure, (axes,) = pyplot.subplots(1, len(groups), figsize=(6 * len(groups), 5), sharey=True, squeeze=False)
+    for axis, group in zip(axes, groups):
+        for number, arm in enumerate(group):
+            gaps = [found["arms"][arm]["mean_gap"], *(found["arms"][arm]["gaps"][domain] for domain in domains)]
+            places = [row + 0.25 * (number - (len(group) - 1) / 2) for row in range(len(gaps))]
+            spread = [[its["mean"] - its["low"] for its in gaps], [its["high"] - its["mean"] for its in gaps]]
+            means = [its["mean"] for its in gaps]
+            (line, *_) = axis.errorbar(means, places, xerr=spread, fmt="o", markersize=4, capsize=2, label=arm)
+            for place, its in zip(places, gaps):
+                axis.plot(its["seeds"], [place] * len(its["seeds"]), "|", color=line.get_color(), alpha=0.6)
+        axis.axvline(0, color="grey", linewidth=0.8)
+        axis.set_xlabel(f"bits per byte more than {BASE} (left is better)")
+        axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(group), frameon=False)
+    axes[0].set_yticks(range(len(domains) + 1), ["mean", *domains])
+    axes[0].invert_yaxis()
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+
+
+def _domains(kind: str, arms: Mapping[str, Any], domains: Sequence[str]) -> Table:
+    title = f"Bits per byte, mean of the seeds; ✓ wins against {BASE}, ✗ loses.{kind}"
+    table = Table("domain", title=title, box=MARKDOWN)
+    for arm in arms:
+        table.add_column(arm, justify="right")
+    for domain in domains:
+        table.add_row(domain, *(_score(each, domain) for each in arms.values()))
+    table.add_row("mean", *(f"{each['mean']:.3f}{SIGNS[each['mean_gap']['verdict']]}" for each in arms.values()))
+    return table
+
+
+def _score(arm: Mapping[str, Any], domain: str) -> str:
+    bits = arm["bits"][domain]
+    recipe = " ".join(map(str, arm["recipe"][domain])) if "recipe" in arm else ""
+    return f"{recipe}  {sum(bits) / len(bits):.3f}{SIGNS[arm['gaps'][domain]['verdict']]}"
+
+
+def _totals(found: Mapping[str, Any]) -> Table:
+    table = Table("arm", "won", "tied", "lost", "mean gap", "interval", "seeds", box=MARKDOWN, title=f"Against {BASE}")
+    for heading in ("sign test", "FLOPs", "to MHo-IHo", "refused", "own experts' gap"):
+        table.add_column(heading, justify="right")
+    base = found["arms"][BASE]["flops"]
+    for arm, each in found["arms"].items():
+        verdicts, its = [one["verdict"] for one in each["gaps"].values()], each["mean_gap"]
+        counts = (str(verdicts.count(verdict)) for verdict in ("win", "tie", "loss"))
+        spread = f"{its['low']:+.4f} to {its['high']:+.4f}"
+        seeds = " ".join(f"{seed:+.4f}" for seed in its["seeds"])
+        cost = f"{each['flops']:.4g}", f"{100 * (each['flops'] / base - 1):+.2f} %", str(each["refused"])
+        own = f"{each['own_gap']['mean']:+.4f}" if "own_gap" in each else "-"
+        table.add_row(arm, *counts, f"{its['mean']:+.4f}", spread, seeds, f"{each['sign_test']:.3f}", *cost, own)
+    return table
+
+
+def _lines(found: Mapping[str, Any]) -> list[str]:
+    lines, both, way = [], found["best of two"], found["permutations"]
+    if both:
+        verdicts = [*both["verdicts"].values()]
+        counts = ", ".join(f"{verdicts.count(each)} {each}" for each in ("win", "tie", "loss"))
+        rule = "supported" if both["supported"] else "not supported"
+        lines += [f"best of two (corrected): {counts}; sign test {both['sign_test']:.3f}: {rule}"]
+        lines += [f"the paper's way of counting: {sum(both['lower'].values())} of {len(verdicts)}"]
+    if way:
+        behind = f"{100 * way['behind']:.2f} % behind, {'' if way['better_than_mean'] else 'not '}better than the mean"
+        lines += [f"sizes of {', '.join(way['domains'])}: predicted {way['predicted']}, best {way['best']}, {behind}"]
+    return lines

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.hdee_verdict import OF_TWO, Verdict, best_of_two, gap, sign_test
+from bench.hdee_report import OF_TWO, Verdict, best_of_two, gap, sign_test
 from pier_node.experts.mixture import Array
 
 
