@@ -52,9 +52,8 @@ from bench.chaos_faults import (
     tidy_clocks,
 )
 from bench.goodput_sites import HOOK, Site, hooked, start_commands
-from bench.star import star
+from bench.slow_links import refuse_without_tools, star
 from bench.tiny_run import Keys, tiny_run
-from bench.wan_link import refuse_without_tools
 from pier_node.base.errors import PierError
 from pier_node.rounds.folder import EVENTS_FILE, read_events
 

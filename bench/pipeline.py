@@ -33,7 +33,7 @@ from rich.table import Table
 
 from bench.pipeline_figures import Iteration, Result, iterations
 from bench.pipeline_sites import Trial, Watched, running
-from bench.wan_link import has_latency, refuse_without_tools
+from bench.slow_links import has_latency, refuse_without_tools
 from pier_node.base.errors import PierError
 
 POLICIES = ("full", "skip", "random")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.goodput_sites import Site, hooked, start_commands
-from bench.star import star
+from bench.slow_links import star
 from pier_node.pipeline.paths_file import PATHS_FILE, Drawn, read_paths
 from pier_node.rounds.folder import EVENTS_FILE, read_events
 

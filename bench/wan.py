@@ -2,7 +2,7 @@
 
     python -m bench.wan [--quick] [--json FILE] [--plot FILE.png]          (root; Debian: iproute2)
 
-Two sites in network namespaces, joined by a link with a given rate and latency (wan_link.py), run the real loop over
+Two sites in network namespaces, joined by a link with a given rate and latency (slow_links.py), run the real loop over
 the gRPC carrier with TLS. **Compute is synthetic**: an inner step is a sleep for as long as a step took in the public
 measurement that the table compares with (wan_grid.py). Only the journals are written to disk. The first rounds are
 left out; utilisation is compute time over wall time at the slower site, Mbit/s the payload that a site sends over wall
@@ -23,11 +23,11 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.table import Table
 
+from bench.slow_links import has_latency, link, refuse_without_tools
 from bench.wan_fill import fill
-from bench.wan_grid import LATENCY, PUBLIC, RATES, Cell, Task, is_long, reckoned, tasks
-from bench.wan_link import has_latency, link, refuse_without_tools
-from bench.wan_show import fill_table, plot, tables
+from bench.wan_grid import LATENCY, METHODS, PUBLIC, RATES, Cell, Task, is_long, reckoned, tasks
 from bench.wan_site import Mark
 from bench.wan_site import main as main_of_site
 from pier_node.base.errors import PierError
@@ -35,6 +35,7 @@ from pier_node.identity.node import Identity
 
 PATIENCE = 60.0
 """Seconds that a cell may take beyond three times its rounds on an ideal link."""
+NOTE = "compute is synthetic (a sleep); * reckoned from what a longer round took on that link"
 QUICK: dict[str, Any] = {"parameters": 2_000_000, "step_seconds": 0.0016, "patience": 0.5}
 
 
@@ -99,6 +100,69 @@ def run_grid(wanted: list[Task], console: Console) -> list[Cell]:
         done = cells[-1]
         console.print(f"{task.rate:5} {task.method:22} {task.steps:4} {done.utilisation:7.1%} {done.mbit:8.1f} Mbit/s")
     return cells
+
+
+def of(cells: list[Cell], method: str, steps: int) -> list[Cell]:
+    """A method's cells, by rate; ddp is the same whatever H."""
+    own = [cell for cell in cells if cell.task.method == method and cell.task.steps in (steps, 1)]
+    return sorted(own, key=lambda cell: cell.task.rate)
+
+
+def tables(cells: list[Cell]) -> list[Table]:
+    """A table for each H: utilisation and Mbit/s, a column a rate."""
+    return [_table(cells, steps) for steps in sorted({cell.task.steps for cell in cells} - {1})]
+
+
+def _table(cells: list[Cell], steps: int) -> Table:
+    latency = 1000 * cells[0].task.latency
+    title = f"Compute utilisation, and Mbit/s sent, H = {steps}, {latency:g} ms one way"
+    shown = Table("method", title=title, caption=NOTE)
+    rates = sorted({cell.task.rate for cell in cells})
+    for rate in rates:
+        shown.add_column(f"{rate} Mbit/s", justify="right")
+    for method in METHODS:
+        shown.add_row(method, *(_entry(cell) for cell in of(cells, method, steps)))
+    public = PUBLIC[steps]
+    shown.add_row("diloco-measured (public)", *(f"{public[rate]:.1%}" if rate in public else "" for rate in rates))
+    return shown
+
+
+def _entry(cell: Cell) -> str:
+    return f"{cell.utilisation:.1%}, {cell.mbit:.1f}" + ("" if cell.rounds else " *")
+
+
+def fill_table(filled: dict[str, Any]) -> Table:
+    """How much of a link with latency an exchange fills."""
+    title = f"One exchange without a codec, {filled['rate']} Mbit/s, {2000 * filled['latency']:g} ms round trip"
+    shown = Table("seconds", "Mbit/s", "share", title=title)
+    seconds = ", ".join(f"{each:.2f}" for each in filled["times"])
+    shown.add_row(seconds, f"{filled['mbit']:.1f}", f"{filled['share']:.1%}")
+    return shown
+
+
+def plot(cells: list[Cell], file: Path) -> None:
+    """Utilisation over bandwidth, a line a method, a panel an H."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    every = sorted({cell.task.steps for cell in cells} - {1})
+    figure, panels = plt.subplots(1, len(every), figsize=(5.5 * len(every), 4.2), sharey=True, squeeze=False)
+    for panel, steps in zip(panels[0], every, strict=True):
+        for method in METHODS:
+            own = of(cells, method, steps)
+            panel.plot([it.task.rate for it in own], [100 * it.utilisation for it in own], marker="o", label=method)
+        public = PUBLIC[steps]
+        values = [100 * value for value in public.values()]
+        panel.plot([*public], values, "k--", marker="x", label="diloco-measured (public)")
+        panel.set(title=f"H = {steps}", xlabel="link, Mbit/s", xscale="log", ylim=(0, 103))
+        panel.grid(alpha=0.3)
+    panels[0][0].set_ylabel("compute utilisation, %")
+    panels[0][0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
 
 
 @click.command()

@@ -16,8 +16,8 @@ from typing import Any
 
 from bench.outer_sync_links import FileGate
 from bench.outer_sync_peers import PEERS, Task
+from bench.slow_links import HOSTS, enter, link
 from bench.wan_grid import PARAMETERS
-from bench.wan_link import HOSTS, enter, link
 from pier_node.base.errors import PierError
 
 RATE = 100

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from bench.slow_links import HOSTS, enter
 from bench.wan_grid import Task
-from bench.wan_link import HOSTS, enter
 from pier_node.base.shared import SharedVector
 from pier_node.engine.messages import Done
 from pier_node.gossip.pair_rounds import PairRounds

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from bench.chaos import Outcome, Setting, flaws, measure, table
 from bench.chaos_faults import KINDS
-from bench.wan_link import has_latency, refuse_without_tools
+from bench.slow_links import has_latency, refuse_without_tools
 from pier_node.base.errors import PierError
 
 SEED = int(os.environ.get("PIER_CHAOS_SEED", "1"))

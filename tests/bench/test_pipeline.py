@@ -17,8 +17,7 @@ from bench.pipeline import LINKS, link_table, measure, table
 from bench.pipeline_figures import Iteration, Result, iterations, stepped
 from bench.pipeline_hook.sitecustomize import pace
 from bench.pipeline_sites import Trial
-from bench.star import star
-from bench.wan_link import has_latency
+from bench.slow_links import has_latency, star
 
 
 def event(number: int, began: float, tasks: float, at: float, step: int = 0) -> dict[str, Any]:

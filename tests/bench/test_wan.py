@@ -13,10 +13,9 @@ import pytest
 from processes.run import NO_NAMESPACES
 from rich.console import Console
 
-from bench.wan import cell, measure
+from bench.slow_links import has_latency
+from bench.wan import cell, fill_table, measure, of, plot, tables
 from bench.wan_grid import LATENCY, METHODS, PARAMETERS, PUBLIC, RATES, Cell, Task, is_long, reckoned, tasks
-from bench.wan_link import has_latency
-from bench.wan_show import fill_table, of, plot, tables
 from bench.wan_site import Mark
 
 
