@@ -40,7 +40,7 @@ SMALLEST = 1e-7
 GRID = 2.0**24
 BATCH = 1 << 24
 """Elements of the matrices that a GPU orthogonalises together: enough to fill it, in 32 MB."""
-CACHED = 1 << 20
+CACHED = 1 << 18
 """As BATCH, on a CPU, where there is nothing to fill, and the matrices should stay in its cache."""
 Named = Mapping[str, Tensor]
 
