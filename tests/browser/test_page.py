@@ -381,9 +381,7 @@ async def test_sites_are_sorted_searched_and_chosen_by_keyboard(chromium: Browse
 
 
 async def test_among_many_links_those_of_one_site_stand_out(chromium: Browser) -> None:
-    board = Replayed()
-    for fact in Played(rounds=2, labs=many(20)).facts():
-        board.apply(fact)
+    board = Replayed(Played(rounds=2, labs=many(20)).facts())
     async with serving(board) as address, looking(chromium, address) as look:
         await expect(look.page.locator("#map path")).to_have_count(20 * 19)
         await look.page.locator("#map circle").nth(4).hover()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,9 +32,11 @@ def node(name: str) -> str:
 class Replayed(ReadModel):
     """A board whose time is that of its newest fact."""
 
-    def __init__(self) -> None:
+    def __init__(self, facts: Iterable[Fact] = ()) -> None:
         self.newest = 0.0
         super().__init__(lambda: self.newest)
+        for fact in facts:
+            self.apply(fact)
 
     def apply(self, fact: Fact) -> None:
         self.newest = max(self.newest, fact.time)

@@ -22,9 +22,7 @@ PRIVATE = ("example.org", "secret", "/home/alice")
 
 
 def board() -> ReadModel:
-    made, name = Replayed(), node(LABS[0].name)
-    for fact in Played(rounds=3).facts():
-        made.apply(fact)
+    made, name = Replayed(Played(rounds=3).facts()), node(LABS[0].name)
     end = Played(rounds=3).end
     made.apply(Fact(end, "note", name, {"level": 40, "text": "cannot write /home/alice/run at b.example.org:7700"}))
     made.apply(Fact(end, "event", "", {"level": 20, "text": "invite secret was made for lab-d"}))

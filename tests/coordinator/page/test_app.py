@@ -19,10 +19,7 @@ A = node(LABS[0].name)
 
 
 def board() -> ReadModel:
-    made = Replayed()
-    for fact in Played(rounds=25).facts():
-        made.apply(fact)
-    return made
+    return Replayed(Played(rounds=25).facts())
 
 
 @pytest.fixture

@@ -34,10 +34,7 @@ async def scraped(board: ReadModel) -> str:
 
 
 def board(rounds: int = 10) -> ReadModel:
-    made = Replayed()
-    for fact in Played(rounds=rounds).facts():
-        made.apply(fact)
-    return made
+    return Replayed(Played(rounds=rounds).facts())
 
 
 async def test_the_run_and_each_site_have_their_gauges() -> None:

@@ -23,10 +23,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def board(rounds: int = 10) -> ReadModel:
-    made = Replayed()
-    for fact in Played(rounds=rounds).facts():
-        made.apply(fact)
-    return made
+    return Replayed(Played(rounds=rounds).facts())
 
 
 def note(text: str) -> Fact:

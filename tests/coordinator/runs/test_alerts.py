@@ -77,9 +77,7 @@ def test_a_silent_site() -> None:
 
 
 def test_a_silent_site_of_a_replay() -> None:
-    board = Replayed()
-    for fact in Played(rounds=30, silent=8, retried=()).facts():
-        board.apply(fact)
+    board = Replayed(Played(rounds=30, silent=8, retried=()).facts())
     (silent,) = Watch().look(board)
     assert silent.text.startswith("lab-c: silent for ")
 

@@ -46,10 +46,7 @@ FACTS = st.builds(
 
 
 def played(**how: Any) -> ReadModel:
-    board = Replayed()
-    for fact in Played(**how).facts():
-        board.apply(fact)
-    return board
+    return Replayed(Played(**how).facts())
 
 
 def row(board: ReadModel, name: str) -> dict[str, Any]:
