@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import numpy as np
-from rounds.cases import CALM, LENGTH, nonces, outer_state
-from simulation.network import Network, SimCarrier, Weather
+from rounds.cases import CALM, LENGTH, Neighbour, acquainted, nonces, outer_state
+from simulation.network import Network, Weather
 from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
@@ -22,8 +22,7 @@ from pier_node.outer.codec.interface import Plain
 from pier_node.outer.mean import Update
 from pier_node.outer.noloco import PairRun
 from pier_node.outer.state import OuterState
-from pier_node.rounds.roster import Roster
-from pier_proto.v1.peer_pb2 import Phase, Pulse, Site
+from pier_proto.v1.peer_pb2 import Pulse, Site
 
 RUN = PairRun(seed=1, last=100)
 
@@ -43,7 +42,7 @@ class PairMemory:
         self.changed.notify()
 
 
-class PairMember:
+class PairMember(Neighbour):
     """A site that holds pairs: carrier, roster and PairRounds."""
 
     def __init__(
@@ -56,9 +55,7 @@ class PairMember:
         records: Records | None = None,
         founder: str = "",
     ) -> None:
-        self.node, self.phase, self.diary = node, Phase.PHASE_WAITING, list[str]()
-        self.carrier: SimCarrier = network.join(node)
-        self.roster = Roster(self.carrier, self.pulse)
+        super().__init__(network, node)
         self.journal = PairMemory(self.diary)
         self.journal.records = records or Records()
         standing = Standing(self.roster, founder, PlainStatements(node))
@@ -70,13 +67,6 @@ class PairMember:
         state = self.pairs.state
         site, vouches = Site(node=self.node), self.pairs.vouches
         return Pulse(site=site, phase=self.phase, round=state.round, digest=state.digest, vouches=vouches)
-
-    def know(self, *others: str) -> None:
-        for node in others:
-            self.roster.add(Site(node=node))
-        for contact in self.roster.contacts.values():
-            if contact.task:
-                self.carrier.tasks.add(contact.task)
 
     def bring(self, amount: float, tokens: int = 1, number: int | None = None) -> asyncio.Task[OuterState]:
         """Take the next round with φ less `amount` in every place."""
@@ -92,20 +82,13 @@ class PairMember:
         self.diary.append(f"saved {self.pairs.state.round}")
         self.pairs.saved = self.pairs.state.round
 
-    def play(self, part: Coroutine[Any, Any, OuterState]) -> asyncio.Task[OuterState]:
-        """Do it as this site, whether or not the test looks at how it ends."""
-        task = self.carrier.spawn(part)
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return task
-
 
 Play = Callable[[Network, dict[str, PairMember]], Coroutine[Any, Any, None]]
 
 
-async def acquainted(members: Mapping[str, PairMember]) -> None:
-    """Return once all of them have heard of each other."""
-    for member in members.values():
-        await member.roster.changed.until(lambda member=member: set(members) <= set(member.roster.participants()))  # type: ignore[misc]
+async def together(sites: Mapping[str, PairMember]) -> None:
+    """The sites a and b take the next round."""
+    await asyncio.gather(sites["a"].bring(0.1), sites["b"].bring(0.3))
 
 
 def scene(
@@ -119,7 +102,7 @@ def scene(
         for node in names:
             members[node] = PairMember(network, node, rates=rates, faults=faults.get(node, NO_FAULTS))
         for member in members.values():
-            member.know(*names)
+            member.meet(*names)
         await acquainted(members)
         await play(network, members)
 
@@ -137,4 +120,4 @@ def hold_at(phase: str, held: asyncio.Event | None = None) -> Faults:
     return Faults(strike)
 
 
-__all__ = ["LENGTH", "PairMember", "hold_at", "scene"]
+__all__ = ["LENGTH", "PairMember", "acquainted", "hold_at", "scene", "together"]

@@ -47,8 +47,8 @@ class Scene:
         for member in self.members.values():
             pairs = member.pairs
             StateServer(member.carrier, lambda number, shadow, pairs=pairs: pairs.offer(number, shadow))  # type: ignore[misc]
-            member.know("me", *self.members)
-        self.me.know(*self.members)
+            member.meet("me", *self.members)
+        self.me.meet(*self.members)
         self.own = own
         self.catch_up = CatchUpInPairs(self.me.carrier, self.me.tools.standing, LENGTH)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gossip.cases import PairMember, scene
+from gossip.cases import PairMember, scene, together
 from hypothesis import given
 from hypothesis import strategies as st
 from rounds.cases import CALM, LENGTH, outer_state
@@ -245,15 +245,11 @@ RATES = NolocoSection(gamma=0.3)
 DIGEST = b"d" * 32
 
 
-async def both(sites: dict[str, PairMember]) -> None:
-    await asyncio.gather(sites["a"].bring(0.1), sites["b"].bring(0.3))
-
-
 def test_the_anchor_is_there_before_the_round_and_is_not_sent_again() -> None:
     sent: list[int] = []
 
     async def play(network: Network, sites: dict[str, PairMember]) -> None:
-        await both(sites)
+        await together(sites)
         await asyncio.sleep(3.0)
         for node, other in ("ab", "ba"):
             held = sites[node].pairs._ahead
@@ -270,7 +266,7 @@ def test_the_anchor_is_there_before_the_round_and_is_not_sent_again() -> None:
             await push(peer, counted())
 
         sites["a"].carrier.push = counting  # type: ignore[method-assign]
-        await both(sites)
+        await together(sites)
         assert sites["a"].pairs.state.members == ("a", "b")
 
     scene(play, rates=RATES)
@@ -279,8 +275,8 @@ def test_the_anchor_is_there_before_the_round_and_is_not_sent_again() -> None:
 
 def test_what_did_not_arrive_goes_with_the_swap() -> None:
     async def play(network: Network, sites: dict[str, PairMember]) -> None:
-        await both(sites)  # and the next round at once
-        await both(sites)
+        await together(sites)  # and the next round at once
+        await together(sites)
         for site in sites.values():
             assert (site.pairs.state.round, site.pairs.state.members) == (2, ("a", "b"))
 
@@ -289,7 +285,7 @@ def test_what_did_not_arrive_goes_with_the_swap() -> None:
 
 def test_nothing_travels_ahead_when_the_weights_are_enough() -> None:
     async def play(network: Network, sites: dict[str, PairMember]) -> None:
-        await both(sites)
+        await together(sites)
         await asyncio.sleep(3.0)
         assert sites["a"].pairs._ahead.digest_of("b") == b""
 

@@ -29,7 +29,7 @@ def met_again(a_round: int, b_round: int, partners: dict[int, str], b_members: s
         state = outer_state(tuple(b_members), round=b_round)
         sites["b"] = PairMember(network, "b", state, records=Records().voted(DOUBT))
         for site in sites.values():
-            site.know("a", "b")
+            site.meet("a", "b")
         await acquainted(sites)
         await sites["b"].pairs.resolve()
         sources.update({node: site.pairs.sources() for node, site in sites.items()})
@@ -113,7 +113,7 @@ def test_a_question_while_it_is_decided_waits_for_the_decision() -> None:
 def test_a_decider_that_does_not_live_is_not_asked() -> None:
     async def main() -> None:
         b = PairMember(Network(1, CALM), "b", outer_state("b", round=4), records=Records().voted(DOUBT))
-        b.know("a")
+        b.meet("a")
         await b.pairs.resolve()
         assert asyncio.get_running_loop().time() < 0.1
         assert b.journal.records.doubts

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gossip.cases import PairMember, hold_at, scene
+from gossip.cases import PairMember, hold_at, scene, together
 from simulation.network import Network
 
 from pier_node.base.faults import Faults
@@ -16,10 +16,6 @@ from pier_node.gossip.pair_commit import merged
 from pier_node.outer.mean import LIMIT, Weighing
 from pier_node.wire.carrier import SETTLE
 from pier_proto.v1.peer_pb2 import SettleReply, SettleRequest
-
-
-async def together(sites: dict[str, PairMember]) -> None:
-    await asyncio.gather(sites["a"].bring(0.1), sites["b"].bring(0.3))
 
 
 @pytest.mark.parametrize("gamma", [0.7, 0.3])

@@ -113,7 +113,7 @@ def at(network: Network, **rounds: int) -> dict[str, PairMember]:
 
 async def known(sites: dict[str, PairMember]) -> None:
     for site in sites.values():
-        site.know(*sites)
+        site.meet(*sites)
     await acquainted(sites)
 
 
@@ -212,7 +212,7 @@ def test_the_first_round_waits_for_all_sites_unless_it_is_past() -> None:
         await asyncio.sleep(100.0)
         assert not waiting.done()
         late = PairMember(network, "c")
-        late.know("a", "b")
+        late.meet("a", "b")
         await asyncio.sleep(3.0)
         assert sites["a"].pairs._is_open(1)
         network.crash("c")

@@ -66,7 +66,7 @@ def members(network: Network, names: str, founder: str, **rounds: int) -> dict[s
         node: PairMember(network, node, outer_state(node, round=rounds.get(node, 0)), founder=founder) for node in names
     }
     for site in sites.values():
-        site.know(*names)
+        site.meet(*names)
     return sites
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -180,7 +181,33 @@ class Puppet:
         return Ack()
 
 
-class Member:
+class Neighbour(ABC):
+    """A site without training on the simulated network; the diary tells in which order things became durable."""
+
+    def __init__(self, network: Network, node: str) -> None:
+        self.node, self.phase, self.diary = node, Phase.PHASE_WAITING, list[str]()
+        self.carrier: SimCarrier = network.join(node)
+        self.roster = Roster(self.carrier, self.pulse)
+
+    @abstractmethod
+    def pulse(self) -> Pulse:
+        """What it says of itself."""
+
+    def meet(self, *others: str) -> None:
+        for node in others:
+            self.roster.add(Site(node=node))
+        for contact in self.roster.contacts.values():
+            if contact.task:
+                self.carrier.tasks.add(contact.task)
+
+    def play(self, part: Coroutine[Any, Any, OuterState]) -> asyncio.Task[OuterState]:
+        """Do it as this site, whether or not the test looks at how it ends."""
+        task = self.carrier.spawn(part)
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return task
+
+
+class Member(Neighbour):
     """A site that holds rounds: carrier, roster and Rounds, without training."""
 
     def __init__(
@@ -191,9 +218,7 @@ class Member:
         found: Commitments | None = None,
         faults: Faults = NO_FAULTS,
     ) -> None:
-        self.node, self.phase, self.diary = node, Phase.PHASE_WAITING, list[str]()
-        self.carrier: SimCarrier = network.join(node)
-        self.roster = Roster(self.carrier, self.pulse)
+        super().__init__(network, node)
         self.journal = Memory(self.diary, found)
         disk = self.journal, MemoryProofs(), self.journal.keep_state
         self.statements = PlainStatements(node)
@@ -219,23 +244,10 @@ class Member:
                 return self.held[holder]
         raise PeerLost(next(iter(holders), ""), "has nothing")
 
-    def meet(self, *others: str) -> None:
-        for node in others:
-            self.roster.add(Site(node=node))
-        for contact in self.roster.contacts.values():
-            if contact.task:
-                self.carrier.tasks.add(contact.task)
-
     def contribute(self, amount: float, tokens: int = 1) -> asyncio.Task[OuterState]:
         """Take part in the next round with `amount` in every place."""
         update = Update(np.full(LENGTH, amount, np.float32), tokens)
         return self.play(self.rounds.commit(update, add_mean))
-
-    def play(self, part: Coroutine[Any, Any, OuterState]) -> asyncio.Task[OuterState]:
-        """Do it as this site, whether or not the test looks at how it ends."""
-        task = self.carrier.spawn(part)
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return task
 
 
 def link(
@@ -274,7 +286,7 @@ def assemble(network: Network, names: str, state: OuterState | None = None, **ma
     return members
 
 
-async def acquainted(members: Mapping[str, Member]) -> None:
+async def acquainted(members: Mapping[str, Neighbour]) -> None:
     """Return once all of them have heard of each other."""
     names = set(members)
     for member in members.values():
