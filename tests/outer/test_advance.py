@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rounds.cases import shared
 
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import RunConfig
@@ -29,14 +30,8 @@ CONFIG = config(inner_steps=4, start="sync", start_fraction=0.2)
 LAYOUT = Layout.of(CONFIG.model)
 
 
-def vector(values: Vector | list[float]) -> SharedVector:
-    shared = SharedVector(len(values))
-    shared.array[:] = values
-    return shared
-
-
 def state(anchor: Any, momentum: Any, **more: SharedVector) -> OuterState:
-    return OuterState(4, ("a",), {ANCHOR: vector(anchor), MOMENTUM: vector(momentum), **more}, {"a": 5})
+    return OuterState(4, ("a",), {ANCHOR: shared(anchor), MOMENTUM: shared(momentum), **more}, {"a": 5})
 
 
 def plan(kind: Kind, momentum: float, lr: float = 0.0, warmup: bool = False, first: int = 0) -> RoundPlan:
@@ -44,7 +39,7 @@ def plan(kind: Kind, momentum: float, lr: float = 0.0, warmup: bool = False, fir
 
 
 def step(before: OuterState, mean: Any, what: RoundPlan) -> OuterState:
-    return advance(before, vector(mean), TOKENS, what, LAYOUT, CONFIG.inner)
+    return advance(before, shared(mean), TOKENS, what, LAYOUT, CONFIG.inner)
 
 
 def test_the_golden_step() -> None:
@@ -66,11 +61,11 @@ def test_the_state_before_is_not_touched() -> None:
 
 
 def test_the_mean_becomes_a_part_of_the_next_state_if_it_is_one_of_the_whole_model() -> None:
-    before, mean = state([1.0, 2.0], [3.0, 4.0]), vector([0.5, 0.5])
+    before, mean = state([1.0, 2.0], [3.0, 4.0]), shared([0.5, 0.5])
     for kind, name in ((Kind.LOCAL, MOMENTUM), (Kind.SOLO, ANCHOR)):
         assert advance(before, mean, TOKENS, plan(kind, 0.9, 1.0), LAYOUT, CONFIG.inner).tensors[name] is mean
     half = replace(plan(Kind.LOCAL, 0.9, 1.0), fragment=1, fragments=2)
-    after = advance(before, vector([0.5]), TOKENS, half, LAYOUT, CONFIG.inner)
+    after = advance(before, shared([0.5]), TOKENS, half, LAYOUT, CONFIG.inner)
     assert after.momentum == pytest.approx([3.0, 0.9 * 4.0 + 0.5])
 
 
@@ -99,7 +94,7 @@ def test_a_synchronous_start_is_adamw_to_the_last_bit_and_gathers_what_it_moved_
     """Phase 1 over two intervals of four steps against AdamW on tensors of their own; M = Δ₂ + 0.9·Δ₁."""
     rng = np.random.default_rng(3)
     weights = torch.from_numpy(rng.normal(size=LAYOUT.length).astype(np.float32) * 0.02)
-    now = OuterState(0, ("a",), {ANCHOR: vector(weights.numpy()), MOMENTUM: SharedVector(LAYOUT.length)}, {})
+    now = OuterState(0, ("a",), {ANCHOR: shared(weights.numpy()), MOMENTUM: SharedVector(LAYOUT.length)}, {})
     own = {name: torch.nn.Parameter(view.clone()) for name, view in LAYOUT.views(weights).items()}
     first, second = ({name: torch.zeros_like(view) for name, view in own.items()} for _ in range(2))
     boundaries = [now.anchor.copy()]
@@ -108,7 +103,7 @@ def test_a_synchronous_start_is_adamw_to_the_last_bit_and_gathers_what_it_moved_
         for name, view in LAYOUT.views(torch.from_numpy(gradient.copy())).items():
             own[name].grad = view
         take_step(own, Moments(first, second, number - 1), number - 1, CONFIG.inner)
-        now = advance(now, vector(gradient), {"a": 1}, round_plan(CONFIG, number), LAYOUT, CONFIG.inner)
+        now = advance(now, shared(gradient), {"a": 1}, round_plan(CONFIG, number), LAYOUT, CONFIG.inner)
         if number % 4 == 0:
             boundaries.append(now.anchor.copy())
     flat = torch.empty(LAYOUT.length)
@@ -120,7 +115,7 @@ def test_a_synchronous_start_is_adamw_to_the_last_bit_and_gathers_what_it_moved_
 
 
 def test_the_first_local_round_drops_the_moments() -> None:
-    moments = {ADAM_M: vector([1.0]), ADAM_V: vector([1.0])}
+    moments = {ADAM_M: shared([1.0]), ADAM_V: shared([1.0])}
     after = step(state([0.0], [0.0], **moments), [0.0], plan(Kind.LOCAL, 0.9, 1.0))
     assert set(after.tensors) == {ANCHOR, MOMENTUM}
     assert after.adam_step == 0
@@ -131,7 +126,7 @@ def test_who_is_alone_keeps_its_weights_to_the_last_bit_if_the_step_is_the_ident
 
     def after(lr: float, alone: Vector | None) -> list[float]:
         plan = round_plan(config(algorithm="diloco", momentum=0.0, lr=lr), 1)
-        mean = vector(before.anchor - weights)
+        mean = shared(before.anchor - weights)
         return list(advance(before, mean, {"a": 5}, plan, LAYOUT, CONFIG.inner, alone).anchor)
 
     assert after(1.0, None) == [0.0, 7.0], "rounded"

@@ -7,25 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rounds.cases import outer_state
+from wire.state_cases import vector
 
 from pier_node.base.durable import read_sealed, seal
 from pier_node.base.errors import PierError
-from pier_node.base.shared import SharedVector
 from pier_node.outer.state import PIECE, OuterState
 from pier_node.rounds.state_store import Checkpoint, StateStore
 
 RUN = bytes(range(32))
-
-
-def vector(length: int, seed: int) -> SharedVector:
-    shared = SharedVector(length)
-    shared.array[:] = np.random.default_rng(seed).standard_normal(length)
-    return shared
 
 
 def checkpoint(round: int = 42, length: int = 1000, sync: bool = False, pending: bool = True) -> Checkpoint:
