@@ -1,16 +1,21 @@
 """The web application: OpenAI's protocol under /v1, an input page, health checks and metrics.
 
-Answers come complete or as server-sent events; form.py says what they contain.
+Answers, to completions and in chats, come complete or as server-sent events. Three fields extend the protocol:
+`posterior` of a choice, the weights of its experts at the end; `posterior` in `logprobs`, each expert's share of each
+token's probability; and `flops_per_token` of the answer. A chat has only the first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -18,7 +23,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from pier_node.base.http import add_headers, is_from_elsewhere, is_from_here
-from pier_node.experts.serving.form import ChatForm, CompletionForm, event
 from pier_node.experts.serving.generation import Answer, Asking, Token
 from pier_node.experts.serving.plugging import Plugs
 from pier_node.experts.serving.request import ChatRequest, CompletionRequest, Refusal, Request, parse
@@ -30,6 +34,9 @@ STREAM = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
 
 log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Json = dict[str, Any]
+Told = Mapping[Answer, Sequence[Token]]
+"""Answers and their tokens, in order."""
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
@@ -221,16 +228,16 @@ class _Service:
                     if not stream.prepared:
                         await stream.prepare(request)
                     told[answer] = []
-                    await stream.write(event(form.part(tokens, answer)))
+                    await stream.write(_event(form.part(tokens, answer)))
             if wanted.stream_options.include_usage:
-                await stream.write(event(form.counts(told)))
+                await stream.write(_event(form.counts(told)))
             await stream.write(DONE)
         except ConnectionResetError:
             log.info("somebody went away before the end")
         except Refusal as refusal:
             if not stream.prepared:
                 raise
-            await stream.write(event(refusal.body()))
+            await stream.write(_event(refusal.body()))
         return stream
 
     async def _told(self, wanted: Request) -> AsyncGenerator[tuple[Answer, list[Token]], None]:
@@ -248,3 +255,105 @@ class _Service:
                         yield answer, tokens
                 self._metrics.tokens.labels("prompt").inc(0 if answer.index % wanted.n else answer.prompt_tokens)
                 self._metrics.tokens.labels("completion").inc(answer.made)
+
+
+class CompletionForm:
+    """An answer to a completion as JSON, complete or in parts, which share this.
+
+    Args:
+        model: name of the model.
+        logprobs: whether they were requested.
+    """
+
+    kind, part_kind, prefix = "text_completion", "text_completion", "cmpl"
+
+    def __init__(self, model: str, logprobs: bool) -> None:
+        self._head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+        self._logprobs = logprobs
+        self._index, self._offset = -1, 0
+
+    def whole(self, told: Told) -> Json:
+        """All answers to a request, complete."""
+        choices = [self._choice(tokens, answer) for answer, tokens in told.items()]
+        flops = [*told][-1].flops_per_token
+        return {**self._head, "object": self.kind, "choices": choices, "usage": _usage(told), "flops_per_token": flops}
+
+    def part(self, tokens: Sequence[Token], answer: Answer) -> Json:
+        """A part of an answer; the last one contains the finish reason."""
+        return {**self._head, "object": self.part_kind, "choices": [self._part(tokens, answer)]}
+
+    def counts(self, told: Told) -> Json:
+        """The end of a stream, if its usage was requested."""
+        return {**self._head, "object": self.part_kind, "choices": [], "usage": _usage(told)}
+
+    def _part(self, tokens: Sequence[Token], answer: Answer) -> Json:
+        return self._choice(tokens, answer)
+
+    def _choice(self, tokens: Sequence[Token], answer: Answer) -> Json:
+        if answer.index != self._index:
+            self._index, self._offset = answer.index, 0
+        choice = {
+            "index": answer.index,
+            "text": "".join(token.text for token in tokens),
+            "logprobs": self._logs(tokens) if self._logprobs else None,
+            "finish_reason": answer.finish or None,
+        }
+        return {**choice, "posterior": answer.posterior} if answer.finish else choice
+
+    def _logs(self, tokens: Sequence[Token]) -> Json:
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(token.text)
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.log_prob for token in tokens],
+            "top_logprobs": [token.top for token in tokens],
+            "text_offset": offsets,
+            "posterior": [token.parts for token in tokens],
+        }
+
+
+class ChatForm(CompletionForm):
+    """The same for a chat."""
+
+    kind, part_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def _choice(self, tokens: Sequence[Token], answer: Answer) -> Json:
+        choice = super()._choice(tokens, answer)
+        message = {"role": "assistant", "content": choice.pop("text"), "refusal": None}
+        return {**choice, "message": message}
+
+    def _part(self, tokens: Sequence[Token], answer: Answer) -> Json:
+        role = {} if answer.index == self._index else {"role": "assistant"}
+        choice = super()._choice(tokens, answer)
+        delta = {**role, "content": choice.pop("text")}
+        return {**choice, "delta": delta}
+
+    def _logs(self, tokens: Sequence[Token]) -> Json:
+        return {
+            "content": [
+                {
+                    **_log(token.text, token.log_prob or 0.0),
+                    "top_logprobs": [_log(*each) for each in (token.top or {}).items()],
+                }
+                for token in tokens
+            ],
+            "refusal": None,
+        }
+
+
+def _log(text: str, log_prob: float) -> Json:
+    return {"token": text, "logprob": log_prob, "bytes": [*text.encode()]}
+
+
+def _usage(told: Told) -> Json:
+    """Token counts of a request: each prompt counts once."""
+    prompts = {answer.prompt: answer.prompt_tokens for answer in told}
+    asked, made = sum(prompts.values()), sum(answer.made for answer in told)
+    return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
+
+
+def _event(told: Json) -> bytes:
+    """A server-sent event."""
+    return f"data: {json.dumps(told)}\n\n".encode()
