@@ -108,7 +108,6 @@ PAIRS: Axis = tuple(
     {"alpha": alpha, "beta": beta, "gamma": gamma}
     for alpha, beta, gamma in ((0.5, 0.7, 0.7), (0.5, 0.7, 0.3), (0.3, 0.9, 0.9), (0.0, 1.0, 1.0), (0.7, 0.7, 0.7))
 )
-DECAYS: Axis = ({"decay": 1.0}, {"decay": 0.95}, {"decay": 0.9})
 
 
 @dataclass(frozen=True)
