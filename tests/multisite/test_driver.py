@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from multisite.pace import asleep, slowed
+from multisite.harm import asleep, slowed
 from multisite.world import RATES, MakeWorld
 from processes.run import ENDLESS
 from processes.site import wait_until

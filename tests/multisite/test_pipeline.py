@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from multisite.pace import slowed
+from multisite.harm import slowed
 from multisite.pipelined import (
     FIVE,
     TABLES,

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-from multisite.pace import asleep, slowed
+from multisite.harm import asleep, slowed
 from multisite.world import MakeWorld, World
 from processes.run import ENDLESS
 from processes.site import Site, wait_until

@@ -5,10 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import pytest
-from multisite.harm import SmallDisk, memory_groups, short_of_memory
+from multisite.harm import SmallDisk, memory_groups, rough, short_of_memory, slowed, taps
 from multisite.namespaces import Namespace
-from multisite.pace import slowed
-from multisite.rough import rough, taps
 from multisite.world import RATES, MakeWorld, World
 from processes.run import ENDLESS
 from processes.site import wait_until
