@@ -11,9 +11,9 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 from rounds.cases import LENGTH, outer_state, shared
+from simulation.faults import storms
 from simulation.network import Weather
 from simulation.pair_cluster import PairCluster, check, config
-from simulation.storms import storms
 from simulation.virtual_time import run
 
 from pier_node.base.faults import PHASES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -13,6 +14,12 @@ from pier_node.config.run import RunConfig
 
 NAMES = ["a1", "b2", "c3", "d4", "e5"]
 """Of sites; their node ids begin with them, see keys.py."""
+BATCH = 20
+
+
+def storms(count: int) -> int:
+    """How many storms a test goes through: this many, times PIER_STORMS, with other seeds, and in whole batches."""
+    return max(1, round(count * float(os.environ.get("PIER_STORMS", "1")) / BATCH)) * BATCH
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulation.faults import Fault, Schedule, settings
+from simulation.faults import BATCH, Fault, Schedule, settings, storms
 from simulation.network import Weather
 from simulation.playing import played
-from simulation.storms import BATCH, storms
 
 TESTS = Path(__file__).parents[1]
 

@@ -9,9 +9,9 @@ import random
 from collections import Counter
 
 import pytest
+from simulation.faults import BATCH, storms
 from simulation.network import Weather
 from simulation.pair_cluster import PairCluster, check, config
-from simulation.storms import BATCH, storms
 from simulation.virtual_time import run
 
 from pier_node.base.faults import PAIR_PHASES

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from simulation.cluster import Cluster, digests_by_round
+from simulation.faults import BATCH, storms
 from simulation.network import Weather
-from simulation.storms import BATCH, storms
 from simulation.virtual_time import run
 
 from pier_node.base.faults import PHASES
