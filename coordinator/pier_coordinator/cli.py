@@ -14,7 +14,7 @@ import click
 
 from pier_node import __version__
 from pier_node.base.errors import PierError
-from pier_node.commands.options import FORCE, JSON, LOG_JSON, PLOT, explained, preset
+from pier_node.commands.options import FORCE, JSON, LOG_JSON, PLOT, QUIET, ROWS, TOP_K, WATCH, explained, preset
 
 if TYPE_CHECKING:
     from pier_node.pipeline.planning.policies import Policy
@@ -26,6 +26,7 @@ FOLDER = click.option(
     default=Path("."),
     help="Folder of the run, created by `init`. [default: this folder]",
 )
+LIMIT = click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="How many to show.")
 HOURS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -234,7 +235,7 @@ def init(folder: Path, preset: str) -> None:
     metavar="HOST:PORT",
     help="Also serve a page for everyone, without actions, addresses and logs. [default: no such page]",
 )
-@click.option("--quiet", is_flag=True, help="Print only warnings and errors. [default: print progress too]")
+@QUIET
 @LOG_JSON
 @explained
 def start(folder: Path, quiet: bool, log_json: bool, **options: Any) -> None:
@@ -298,7 +299,7 @@ def nodes(folder: Path, as_json: bool) -> None:
 @main.command()
 @FOLDER
 @JSON
-@click.option("--watch", is_flag=True, help="Refresh every second until Ctrl+C. [default: print once]")
+@WATCH
 @explained
 def status(folder: Path, as_json: bool, watch: bool) -> None:
     """Show the progress of the run and what needs attention.
@@ -313,7 +314,7 @@ def status(folder: Path, as_json: bool, watch: bool) -> None:
 @main.command()
 @FOLDER
 @JSON
-@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="How many to show.")
+@LIMIT
 @explained
 def events(folder: Path, as_json: bool, limit: int) -> None:
     """Show the latest events. These are sites that joined or left, orders and warnings."""
@@ -325,7 +326,7 @@ def events(folder: Path, as_json: bool, limit: int) -> None:
 @main.command()
 @FOLDER
 @JSON
-@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="How many to show.")
+@LIMIT
 @explained
 def logs(folder: Path, as_json: bool, limit: int) -> None:
     """Show the latest warnings that the sites logged."""
@@ -412,7 +413,7 @@ def assign(folder: Path, site: str, kind: str, number: int | None, as_json: bool
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="The experts.toml that says where the text of --domain is. [default: the domain is built in]",
 )
-@click.option("--rows", type=click.IntRange(0), default=0, help="Rows per domain and split. [default: all]")
+@ROWS
 @click.option(
     "--patience",
     type=click.FloatRange(1, 1e7),
@@ -421,9 +422,7 @@ def assign(folder: Path, site: str, kind: str, number: int | None, as_json: bool
     metavar="SECONDS",
     help="Skip an expert that has reported nothing for this many seconds.",
 )
-@click.option(
-    "--top-k", type=click.IntRange(0), default=0, help="How many experts a mixture selects. [default: one, and two]"
-)
+@TOP_K
 @PLOT
 @JSON
 @explained

@@ -27,8 +27,12 @@ from pier_node.commands.options import (
     MODEL,
     PEERS,
     PLOT,
+    QUIET,
+    ROWS,
     RUN,
+    TOP_K,
     TRANSPORT,
+    WATCH,
     dataset,
     explained,
     from_model,
@@ -76,7 +80,7 @@ from pier_node.commands.options import (
     help="How the weights of the experts adapt to the text.",
 )
 @DEVICE
-@click.option("--quiet", is_flag=True, help="Print only warnings and errors. [default: print progress too]")
+@QUIET
 @explained
 def serve(quiet: bool, **options: Any) -> None:
     """Serve a model, or an ensemble of experts, over HTTP.
@@ -89,24 +93,25 @@ def serve(quiet: bool, **options: Any) -> None:
     run_server(ServeOptions(**options), quiet)
 
 
-@click.command()
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
-@click.option(
+DOMAINS_FILE = click.option(
     "--config",
     "file",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="The experts.toml that says where the text of the domains is. [default: the domains are built in]",
 )
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@DOMAINS_FILE
 @click.option(
     "--domain",
     "domains",
     multiple=True,
     help="Also score this domain. Can be repeated. [default: only domains that have an expert]",
 )
-@click.option("--rows", type=click.IntRange(0), default=0, help="Rows per domain and split. [default: all]")
-@click.option(
-    "--top-k", type=click.IntRange(0), default=0, help="How many experts a mixture selects. [default: one, and two]"
-)
+@ROWS
+@TOP_K
 @click.option(
     "--save",
     type=click.Path(path_type=Path, file_okay=False),
@@ -129,12 +134,7 @@ def score(as_json: bool, **options: Any) -> None:
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False))
-@click.option(
-    "--config",
-    "file",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="The experts.toml that says where the text of the domains is. [default: the domains are built in]",
-)
+@DOMAINS_FILE
 @click.option(
     "--without", multiple=True, metavar="EXPERT", help="Leave this expert out. Can be repeated. [default: none]"
 )
@@ -277,7 +277,7 @@ def init(
 )
 @TRANSPORT
 @INSECURE
-@click.option("--quiet", is_flag=True, help="Print only warnings and errors. [default: print progress too]")
+@QUIET
 @LOG_JSON
 @click.option("--fail-at", default="", hidden=True)
 @explained
@@ -300,7 +300,7 @@ def start(peers: tuple[str, ...], quiet: bool, log_json: bool, **options: Any) -
 @main.command()
 @FOLDER
 @JSON
-@click.option("--watch", is_flag=True, help="Refresh every second until Ctrl+C. [default: print once]")
+@WATCH
 @explained
 def status(folder: Path, as_json: bool, watch: bool) -> None:
     """Show what a site on this machine and its peers are doing.

@@ -30,6 +30,12 @@ FOLDER = click.option(
     help="Folder of this site, with its identity, checkpoints and logs.",
 )
 LOG_JSON = click.option("--log-json", is_flag=True, help="Print each line as a JSON object. [default: for people]")
+QUIET = click.option("--quiet", is_flag=True, help="Print only warnings and errors. [default: print progress too]")
+WATCH = click.option("--watch", is_flag=True, help="Refresh every second until Ctrl+C. [default: print once]")
+ROWS = click.option("--rows", type=click.IntRange(0), default=0, help="Rows per domain and split. [default: all]")
+TOP_K = click.option(
+    "--top-k", type=click.IntRange(0), default=0, help="How many experts a mixture selects. [default: one, and two]"
+)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts. [default: print tables]")
 RUN = click.option(
     "--run",
