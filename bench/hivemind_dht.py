@@ -1,9 +1,12 @@
-"""How hivemind's peers in a bench find each other: a DHT on loopback, whose first peer writes its address to a
-file."""
+"""How hivemind's peers in a bench find each other, and form a group.
+
+They use a DHT on loopback, whose first peer writes its address to a file.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,3 +27,13 @@ def join_dht(rank: int, peers_file: Path, gate: Any) -> Any:
     if rank:
         dht = DHT(start=True, initial_peers=peers_file.read_text().split(), host_maddrs=[f"/ip4/{HOST}/tcp/0"])
     return dht
+
+
+def matched(averager: Any) -> Any:
+    """A peer's next step, once its group stands: `allow_allreduce` begins the exchange."""
+    from hivemind.averaging.control import AveragingStage
+
+    control = averager.step(wait=False, require_trigger=True, timeout=120)
+    while control.stage != AveragingStage.AWAITING_TRIGGER:
+        time.sleep(0.01)
+    return control

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from bench.hivemind_dht import join_dht
+from bench.hivemind_dht import join_dht, matched
 
 SOCKETS = "/tmp/hivemind-"
 """How the paths of p2pd's sockets begin."""
@@ -95,7 +95,6 @@ def _peer(task: Task, gate: Any, results: Any) -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "HIVEMIND_LOGLEVEL": "ERROR"}
     import torch
     from hivemind import DecentralizedAverager
-    from hivemind.averaging.control import AveragingStage
 
     dht = join_dht(task.rank, task.folder / "peers", gate)
     averager = DecentralizedAverager(
@@ -103,9 +102,7 @@ def _peer(task: Task, gate: Any, results: Any) -> None:
         min_group_size=PEERS, min_matchmaking_time=2.0, sender_timeout=3.0, reducer_timeout=6.0, allreduce_timeout=20.0,
     )  # fmt: skip
     gate.wait()
-    control = averager.step(wait=False, require_trigger=True, timeout=120)
-    while control.stage != AveragingStage.AWAITING_TRIGGER:
-        time.sleep(0.01)
+    control = matched(averager)
     dies = task.dies_after and task.rank == VICTIM
     (task.folder / f"sockets-{task.rank}").write_text("\n".join(_sockets()))
     gate.wait()

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import psutil
 
-from bench.hivemind_dht import join_dht
+from bench.hivemind_dht import join_dht, matched
 from pier_node.wire.transport import Transport, make_carrier
 
 HOST = "127.0.0.1"
@@ -116,7 +116,6 @@ def hivemind(task: Task, gate: Gate, report: Report) -> None:
     """hivemind's DecentralizedAverager. Its matchmaking is not measured: the clock starts when the group stands."""
     import torch
     from hivemind import DecentralizedAverager
-    from hivemind.averaging.control import AveragingStage
 
     dht = join_dht(task.rank, task.folder / "hivemind-peers", gate)
     averager = DecentralizedAverager(
@@ -128,9 +127,7 @@ def hivemind(task: Task, gate: Gate, report: Report) -> None:
         with averager.get_tensors() as tensors:
             tensors[0][:] = torch.from_numpy(task.vector())
         gate.wait()
-        control = averager.step(wait=False, require_trigger=True, timeout=120)
-        while control.stage != AveragingStage.AWAITING_TRIGGER:
-            time.sleep(0.01)
+        control = matched(averager)
         gate.wait()
         with meter.exchange():
             control.allow_allreduce()
