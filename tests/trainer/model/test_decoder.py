@@ -34,7 +34,8 @@ def test_ranges_compose_to_the_whole_model(
 def test_one_product_for_query_key_and_value_changes_nothing(model: Decoder, tokens: Tensor) -> None:
     found = []
     for joint in (False, True):
-        model.join_products(joint)
+        if joint:
+            model.join_products()
         model.zero_grad()
         model(tokens).square().mean().backward()
         found.append([it.grad.clone() for it in model.parameters() if it.grad is not None])

@@ -127,11 +127,11 @@ class Decoder(nn.Module):
             return self.loss(x, targets, z_loss)
         return self.predict(x) if self.predicts else x
 
-    def join_products(self, joint: bool = True) -> None:
+    def join_products(self) -> None:
         """Have attention compute query, key and value in one product: faster where a compiler copies weights anyway."""
         for module in self.modules():
             if isinstance(module, Attention):
-                module.joint = joint
+                module.joint = True
 
     def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
         """[batch, time] token ids -> [batch, time, dim]; `start`: number of tokens before them."""
