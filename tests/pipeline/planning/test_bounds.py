@@ -2,33 +2,91 @@
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate, pairwise, permutations, product
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pipeline.planning.cases import even, problem, site
 
 from bench.paths_instances import Instance, instances
 from pier_node.pipeline.planning.bounds import lower_bounds
-from pier_node.pipeline.planning.plan import Plan
-from pier_node.pipeline.planning.problem import Problem
-from pier_node.pipeline.planning.simulator import makespan
+from pier_node.pipeline.planning.plan import Plan, violations
+from pier_node.pipeline.planning.problem import Problem, Rules
+from pier_node.pipeline.planning.simulator import NEVER, makespan, makespan_ns, rows, scratch, tables
 
 BOUNDED = [it for it in instances() if it.bounds]
 
 
 @pytest.mark.parametrize("it", BOUNDED, ids=lambda it: it.name)
 def test_the_figures_of_the_reference_assignment(it: Instance) -> None:
-    """The published figures allow swaps. Ours are exact without swaps, so above; and relaxed with them, so below.
+    """The published figures allow swaps. Ours are exact without swaps, so above; and relaxed with them.
 
-    The ascent on prices ends up to 6 % below the linear program, where memory is the greater bound anyway.
+    The ascent on prices may end below the linear program, which ignores that memory cannot be full all the time.
     """
     plan = it.plan(it.known["fixed_assignment"])
     relaxed, exact = lower_bounds(it.problem, plan), lower_bounds(it.in_order, plan)
     assert exact.work_s == pytest.approx(it.bounds["lb_node_work"], abs=1e-3)
-    for ours, theirs, part in (("memory_s", "lb_crit_memory", 0.9999), ("load_s", "lb_lp_distinct", 0.94)):
-        assert getattr(relaxed, ours) <= it.bounds[theirs] + 1e-3
-        assert getattr(exact, ours) >= part * it.bounds[theirs]
+    assert relaxed.memory_s <= it.bounds["lb_crit_memory"] + 1e-3
+    assert exact.memory_s >= 0.9999 * it.bounds["lb_crit_memory"]
+    assert exact.load_s >= it.bounds["lb_lp_distinct"]
     assert lower_bounds(it.problem).best_s <= relaxed.best_s + 1e-9
+
+
+@st.composite
+def tiny(draw: st.DrawFn) -> Problem:
+    """Few enough plans to try each."""
+    count, sizes, length = draw(st.sampled_from([(4, (2, 2), 2), (5, (2, 1, 1), 3), (4, (1, 1, 2), 2), (3, (1, 1), 2)]))
+    dice = random.Random(draw(st.integers(0, 1 << 32)))
+
+    def times() -> tuple[float, ...]:
+        return tuple(dice.randint(1, 40) / 10 for _ in range(count))
+
+    return Problem(
+        sites=tuple(site(f"s{at}", forward, dice.randint(1, 3)) for at, forward in enumerate(times())),
+        transfer_s=tuple(times() for _ in range(count)),
+        stage_sizes=sizes,
+        path_length=length,
+        microbatches=draw(st.integers(2, 3)),
+        waves=draw(st.integers(1, 2)) if length == 2 else 1,
+        rules=Rules(max_swaps=dice.randint(0, 1)),
+        task_gap_s=draw(st.sampled_from([0.0, 0.1])),
+    )
+
+
+def every_plan(it: Problem) -> Iterator[Plan]:
+    for order in permutations(range(len(it.sites)), sum(it.stage_sizes)):
+        ends = [0, *accumulate(it.stage_sizes)]
+        stages = tuple(tuple(order[a:b]) for a, b in pairwise(ends))
+        if any([*sites] != sorted(sites) for sites in stages):
+            continue
+        orders = permutations(range(1, it.stages), it.path_length - 1)
+        ways = [path for later in orders for path in product(stages[0], *(stages[stage] for stage in later))]
+        for paths in product(ways, repeat=it.microbatches):
+            first = it.wave_sizes[0]
+            plan = Plan(stages, (paths[:first], paths[first:])[: it.waves])
+            if not violations(it, plan):
+                yield plan
+
+
+@settings(max_examples=15, deadline=None)
+@given(tiny())
+def test_no_plan_at_all_is_below_a_bound(it: Problem) -> None:
+    shortest: dict[tuple[tuple[int, ...], ...], float] = {}
+    times, wave = tables(it), np.repeat(np.arange(it.waves), it.wave_sizes)
+    room = scratch(len(it.sites), wave)
+    for plan in every_plan(it):
+        took = makespan_ns(times, room, rows(plan)[0], NEVER) / 1e9
+        shortest[plan.stages] = min(took, shortest.get(plan.stages, math.inf))
+    if shortest:
+        assert lower_bounds(it).best_s <= min(shortest.values()) + 1e-6
+    for stages, took in [*shortest.items()][:2]:
+        assert lower_bounds(it, Plan(stages, ())).best_s <= took + 1e-6
 
 
 @pytest.mark.parametrize("it", instances(), ids=lambda it: it.name)
@@ -65,13 +123,16 @@ def test_the_last_place_is_taken_after_the_forwards_before_it() -> None:
 
 
 def test_a_site_that_is_full_raises_the_mean_load() -> None:
-    """The near one of two sites can take half of the microbatches; the others go far."""
+    """The near one of two sites can take half of the microbatches; the others go far.
+
+    The four slots together are idle for 6 forwards at the start and 6 backwards at the end.
+    """
     far = ((0.0, 1.0, 5.0), (1.0, 0.0, 9.0), (5.0, 9.0, 0.0))
     sites = tuple(site(f"s{at}", memory=memory) for at, memory in enumerate((4, 2, 2)))
     it = Problem(sites, far, (1, 2), 2, 4)
     plan = Plan(((0,), (1, 2)), (((0, 1), (0, 1), (0, 2), (0, 2)),))
     near_s, far_s = 2.75 + 2.5 + 4 * 1.0, 2.75 + 2.5 + 4 * 5.0
-    assert lower_bounds(it, plan).load_s == pytest.approx((near_s + far_s) / 2, rel=2e-3)
+    assert lower_bounds(it, plan).load_s == pytest.approx((near_s + far_s) / 2 + 6 / 4 * 2.5, rel=2e-3)
 
 
 def test_slow_sites_share_the_work() -> None:

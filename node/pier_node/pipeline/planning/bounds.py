@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pier_node.pipeline.planning.plan import Plan
-from pier_node.pipeline.planning.problem import Problem
+from pier_node.pipeline.planning.problem import Problem, Site
 from pier_node.pipeline.planning.simulator import Ints, compiled
 
 Floats = NDArray[np.float64]
@@ -62,13 +63,18 @@ def cheapest(visit: Floats, hop: Floats, group: Ints, allowed: Bools, origin: in
     return float(found)
 
 
+TINY = 1e-300
+"""Instead of a weight of 0, in a quotient."""
 ROUNDS = 400
 """Steps of the ascent on the prices of sites. Any prices at its end give a valid bound."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Lower bounds on the iteration time in seconds: by work, by memory, and by the capacity of sites."""
+    """Lower bounds on the iteration time in seconds: by work, by memory, and by the capacity of sites.
+
+    The last one starts from the others, so it is the best.
+    """
 
     work_s: float
     memory_s: float
@@ -83,7 +89,8 @@ class Bounds:
 def lower_bounds(problem: Problem, plan: Plan | None = None) -> Bounds:
     """Bounds for all plans with this plan's assignment of sites to stages, or for all plans."""
     ground = _Ground.of(problem, plan)
-    return Bounds(_work(problem, plan), _memory(ground), _load(ground))
+    work, memory = _work(problem, plan), _memory(ground)
+    return Bounds(work, memory, _load(ground, max(work, memory)))
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,42 @@ class _Ground:
         for site, stage in plan.stage_of().items():
             group[site] = stage
         return cls(problem, busy, wire + wire.T, group, _steps(problem), [*plan.stages[0]], first)
+
+    @cached_property
+    def memory(self) -> Floats:
+        """[N], the number of slots of each site."""
+        return np.array([site.memory for site in self.problem.sites], np.float64)
+
+    @cached_property
+    def held(self) -> Floats:
+        """[origins, count - 1]: the least time in which each origin can hold so many; infinite for too many."""
+        sites, waves, free = self.problem.sites, self.problem.waves, np.zeros(len(self.problem.sites))
+        rows = [_held(sites[it], self.path(it, free)[0], waves) for it in self.origins]
+        longest = max(map(len, rows))
+        return np.array([[*row, *[math.inf] * (longest - len(row))] for row in rows])
+
+    @cached_property
+    def times(self) -> Floats:
+        """The times at which one more microbatch fits into some origin, ascending."""
+        return np.unique(self.held[np.isfinite(self.held)])
+
+    def later(self, time: float) -> float:
+        """The first of these times after one."""
+        at = int(np.searchsorted(self.times, time, side="right"))
+        return float(self.times[at]) if at < len(self.times) else math.inf
+
+    def most(self, time: float) -> Floats:
+        """[origins], how many microbatches each can hold in that time."""
+        return np.array([np.searchsorted(row, time, side="right") for row in self.held], np.float64)
+
+    def idle(self, time: float) -> Floats:
+        """[origins], slot seconds of memory that each cannot use in an iteration of at least that time.
+
+        The r-th of m slots is taken after r - 1 forwards. At the end, m - r backwards follow after the one that frees
+        it. So m (m - 1) / 2 forwards and backwards are lost; both do not overlap in (m - 1) (forward + backward).
+        """
+        spare, busy = self.memory[self.origins] - 1, self.busy[self.origins]
+        return np.where(time >= spare * busy, spare * (spare + 1) / 2 * busy, 0.0)
 
     def own(self, origin: int) -> float:
         """Seconds of work on a microbatch at its origin."""
@@ -151,74 +194,98 @@ def _shared(count: int, each: list[float]) -> float:
 
 
 def _memory(ground: _Ground) -> float:
-    """Time until the memory of the data nodes has held all microbatches, each at least for its cheapest path.
-
-    A data node with m slots and q microbatches holds n = ceil(q / m) of them in one slot; the r-th slot is first used
-    after r - 1 forwards. The bound is the smallest time in which all microbatches fit, summed over the data nodes.
-    """
-    problem, free = ground.problem, np.zeros(len(ground.problem.sites))
-    every = []
-    for origin in ground.origins:
-        site, least = problem.sites[origin], ground.path(origin, free)[0]
-        most = site.memory * problem.waves
-        every.append([_held(count, site.memory, site.forward_s, least) for count in range(1, most + 1)])
+    """Smallest time in which the memory of the data nodes can hold all microbatches, each for its cheapest path."""
     low = 0.0
-    times = sorted({time for row in every for time in row if math.isfinite(time)})
-    for low in times:
-        done = sorted((int(np.searchsorted(row, low, side="right")) for row in every), reverse=True)
-        if sum(done[: ground.sources]) >= problem.microbatches:
+    for low in ground.times:
+        if np.sort(ground.most(low))[-ground.sources :].sum() >= ground.problem.microbatches:
             break
-    return low
+    return float(low)
 
 
-def _held(count: int, places: int, forward_s: float, least: float) -> float:
-    turns = math.ceil(count / places)
-    last = count - places * (turns - 1)
-    return min((last - 1) * forward_s + turns * least, (turns + 1) * least)
+def _held(site: Site, least: float, waves: int) -> list[float]:
+    """The least time in which a data node can hold 1, 2, ... microbatches, if each takes at least `least`.
+
+    Of q microbatches in m slots, one slot holds n = ceil(q / m); the r-th slot is first used after r - 1 forwards.
+    """
+    times = []
+    for count in range(1, site.memory * waves + 1):
+        turns = math.ceil(count / site.memory)
+        last = count - site.memory * (turns - 1)
+        times.append(min((last - 1) * site.forward_s + turns * least, (turns + 1) * least))
+    return times
 
 
-def _load(ground: _Ground) -> float:
-    """Mean time that the data nodes' memory is held if no site exceeds its capacity: a Lagrangian bound.
+def _load(ground: _Ground, best: float) -> float:
+    """Mean time that the data nodes' memory is held if no site exceeds its capacity: a Lagrangian bound; or `best`.
 
     Each site i has a price u_i per visit and each data node o a weight l_o; the weights sum to 1. For any such values,
     the sum over microbatches of the cheapest l_o / m_o * time + prices, minus the prices of all capacity, is a bound.
+    Three things raise it:
+
+    - A data node takes no visits, so it pays for its whole capacity.
+    - Its memory cannot be full from the first moment to the last (`_Ground.idle`).
+    - It can hold only so many microbatches within a time T. Let T be a bound, and b > T the sum with the numbers that
+      fit into T. Then no plan takes from T to b, as long as no more fit. So the lesser of b and of the time at which
+      one more fits is a bound.
+
     Prices and weights ascend to the best bound.
     """
-    problem = ground.problem
-    memory = np.array([site.memory for site in problem.sites], np.float64)
-    capacity = memory * problem.waves
-    prices, weights = np.zeros(len(memory)), _even_weights(ground, memory)
-    best, reach = 0.0, 0.0
+    capacity = ground.memory * ground.problem.waves
+    prices, weights = np.zeros(len(capacity)), _even_weights(ground)
+    origins, reach = ground.origins, 0.0
     for turn in range(ROUNDS):
-        value, load, held = _priced(ground, prices, weights / memory, capacity)
-        reach = reach or value / problem.microbatches
-        best = max(best, float(value))
-        slope = load - capacity
+        factor = (weights / ground.memory)[origins]
+        cost, walks = _priced(ground, prices, factor)
+        while True:
+            fixed = capacity[origins] * prices[origins] + factor * ground.idle(best)
+            value, counts, chosen = _shared_out(cost, ground.most(best), fixed, ground)
+            value -= float(prices @ capacity)
+            if value <= best:
+                break
+            best = min(value, ground.later(best))
+        if len(origins) == ground.sources:
+            held = counts * (cost - prices[walks[:, 1:]].sum(axis=1)) / np.maximum(factor, TINY) + ground.idle(best)
+            turns = held / ground.memory[origins]
+            weights[origins] *= np.exp((turns / turns.max() - 1) / (1 + turn / 8))
+            weights /= weights.sum()
+        slope = -capacity
+        slope[origins] += capacity[origins] * chosen
+        np.add.at(slope, walks[:, 1:], counts[:, None])
+        slope[(prices == 0) & (slope < 0)] = 0.0
+        reach = reach or value / ground.problem.microbatches
         step = 2 * reach / (1 + turn / 8)
         prices = np.maximum(0.0, prices + step * slope / max(1.0, float(np.abs(slope).sum())))
-        if len(ground.origins) == ground.sources and held.any():
-            weights *= np.exp((held / memory / max(held / memory) - 1) * weights.astype(bool) / (1 + turn / 8))
-            weights /= weights.sum()
     return best
 
 
-def _even_weights(ground: _Ground, memory: Floats) -> Floats:
+def _even_weights(ground: _Ground) -> Floats:
     """Weights in proportion to memory. If the data nodes are unknown, as if the sites with most memory were."""
-    weights = np.zeros(len(memory))
-    weights[ground.origins] = memory[ground.origins]
+    weights = np.zeros(len(ground.memory))
+    weights[ground.origins] = ground.memory[ground.origins]
     total: float = np.sort(weights)[-ground.sources :].sum()
     return weights / total
 
 
-def _priced(ground: _Ground, prices: Floats, factor: Floats, capacity: Floats) -> tuple[float, Floats, Floats]:
-    """The bound for these prices, the visits of each site, and the time that each data node's memory is held."""
-    load, held = np.zeros(len(prices)), np.zeros(len(prices))
-    found = sorted(((*ground.path(it, prices, factor[it]), it) for it in ground.origins), key=lambda it: it[0])
-    left, value = float(ground.problem.microbatches), -float(prices @ capacity)
-    for cost, walk, origin in found[: ground.sources]:
-        count = min(left, capacity[origin])
-        left -= count
-        value += count * cost
-        np.add.at(load, walk[1:], count)
-        held[origin] = count * (cost - prices[walk[1:]].sum()) / factor[origin]
-    return value, load, held
+def _priced(ground: _Ground, prices: Floats, factor: Floats) -> tuple[Floats, Ints]:
+    """The cheapest path from each origin: what it costs, and its sites."""
+    found = [ground.path(it, prices, float(own)) for it, own in zip(ground.origins, factor, strict=True)]
+    return np.array([cost for cost, _ in found]), np.array([walk for _, walk in found])
+
+
+def _shared_out(cost: Floats, most: Floats, fixed: Floats, ground: _Ground) -> tuple[float, Floats, Bools]:
+    """A bound on the cost of the data nodes and their microbatches; and how many microbatches each has, and who is one.
+
+    A price v per microbatch relaxes their total: an origin then costs fixed + most * min(0, cost - v), and the cheapest
+    are chosen. Any v gives a bound, so it is enough to try the costs of the origins.
+    """
+    offers = np.unique(cost)
+    gain = fixed + most * np.minimum(0.0, cost - offers[:, None])
+    values = np.sort(gain, axis=1)[:, : ground.sources].sum(axis=1) + offers * ground.problem.microbatches
+    at = int(np.argmax(values))
+    chosen = np.zeros(len(cost), np.bool_)
+    chosen[np.argsort(gain[at], kind="stable")[: ground.sources]] = True
+    order = np.argsort(cost, kind="stable")
+    filled = np.cumsum((most * chosen)[order])
+    counts = np.zeros(len(cost))
+    counts[order] = np.diff(np.minimum(filled, ground.problem.microbatches), prepend=0.0)
+    return float(values[at]), counts, chosen
