@@ -81,42 +81,19 @@ def lawful_path(rules: Ints, stages: int, stage: Ints, paths: Ints, row: int) ->
     return bool(swaps <= rules[MAX_SWAPS] and total <= rules[MAX_TOTAL])
 
 
-@compiled
-def lawful_loads(laws: Laws, times: Ints, stage: Ints, paths: Ints, first: Ints, load: Ints) -> bool:
-    """Whether memory suffices and stages have equal load.
-
-    Args:
-        first: [W + 1], start of each wave in `paths`, and the end.
-        load: [N + S], scratch.
-    """
-    sites, stages = times.shape[1], laws.least.shape[1]
-    for wave in range(len(first) - 1):
-        load[:] = 0
-        for row in range(first[wave], first[wave + 1]):
-            for index in range(paths.shape[1]):
-                load[paths[row, index]] += 1
-                load[sites + stage[paths[row, index]]] += 1
-        for site in range(sites):
-            if load[site] > times[MEMORY, site]:
-                return False
-        for it in range(stages):
-            if load[sites + it] < laws.least[wave, it] or load[sites + it] > laws.most[wave, it]:
-                return False
-    return True
-
-
 TAILS, REORDER, REPLACE, NEAR, AIM = 0.12, 0.12, 0.2, 0.4, 0.5
 """Probabilities of the moves of paths.
 
 In this order: exchange tails; reorder, if swaps are allowed; replace a site, if there is spare memory; exchange a site
-for a near one; and choose a path of the site that finishes last.
+for a near one; and choose a path of the site that is last.
 """
 TOGETHER = 0.7
 """Probability that two sites that swap stages also swap places in all paths."""
 
 
 class State(NamedTuple):
-    """A plan being changed: `paths` [B, L], `stage` [N] (S: idle), `cost` [1] in ns, `last` [1]: last site to end."""
+    """A plan being changed: `paths` [B, L], `stage` [N] (S: idle), `cost` [1] in ns, `last` [1]: the site
+    that ends last, or that an estimate says has most to do."""
 
     paths: Ints
     stage: Ints
@@ -140,6 +117,25 @@ class Ground(NamedTuple):
 
 
 @compiled
+def lawful_loads(g: Ground, s: State, waves: range) -> bool:
+    """Whether memory suffices and stages have equal load in these waves."""
+    sites, load = len(s.stage), g.load
+    for wave in waves:
+        load[:] = 0
+        for row in range(g.first[wave], g.first[wave + 1]):
+            for index in range(s.paths.shape[1]):
+                load[s.paths[row, index]] += 1
+                load[sites + s.stage[s.paths[row, index]]] += 1
+        for site in range(sites):
+            if load[site] > g.times[MEMORY, site]:
+                return False
+        for it in range(g.laws.least.shape[1]):
+            if load[sites + it] < g.laws.least[wave, it] or load[sites + it] > g.laws.most[wave, it]:
+                return False
+    return True
+
+
+@compiled
 def change_paths(g: Ground, s: State, dice: Dice, tied: bool) -> bool:
     """Change one path, or two of a wave; if tied, in all waves alike."""
     wave = 0 if tied else below(dice, len(g.first) - 1)
@@ -147,14 +143,14 @@ def change_paths(g: Ground, s: State, dice: Dice, tied: bool) -> bool:
     a, b = start + below(dice, count), start + below(dice, count)
     if uniform(dice) < AIM:
         for _ in range(3 * len(s.stage)):
-            if s.paths[a, 0] == s.last[0]:
+            if _visits(s.paths, a, s.last[0]):
                 break
             a = start + below(dice, count)
     swaps = g.laws.rules[MAX_SWAPS] > 0
     moved, chance = False, uniform(dice)
     if g.room and chance < REPLACE:
         b, moved = a, True
-        s.paths[a, below(dice, s.paths.shape[1])] = below(dice, len(s.stage))
+        _replace(g.near, s.paths, dice, a)
     elif swaps and chance < REPLACE + REORDER:
         b = a
         _exchange_within(s.paths, dice, a)
@@ -178,7 +174,8 @@ def change_paths(g: Ground, s: State, dice: Dice, tied: bool) -> bool:
     if tied:
         _repeat(s.paths, g.first, a)
         _repeat(s.paths, g.first, b)
-    return not moved or lawful_loads(g.laws, g.times, s.stage, s.paths, g.first, g.load)
+    waves = range(len(g.first) - 1) if tied else range(wave, wave + 1)
+    return not moved or lawful_loads(g, s, waves)
 
 
 @compiled
@@ -195,7 +192,23 @@ def change_sites(g: Ground, s: State, dice: Dice) -> bool:
             _sort(s.stage, s.paths, row)
         if not lawful_path(g.laws.rules, g.laws.least.shape[1], s.stage, s.paths, row):
             return False
-    return bool(lawful_loads(g.laws, g.times, s.stage, s.paths, g.first, g.load))
+    return bool(lawful_loads(g, s, range(len(g.first) - 1)))
+
+
+@compiled
+def _replace(near: Ints, paths: Ints, dice: Dice, a: int) -> None:
+    """A path gets another site: one near another of its sites, or any."""
+    i, j = below(dice, paths.shape[1]), below(dice, paths.shape[1])
+    close = near[paths[a, j], int(near.shape[1] * uniform(dice) ** 2)]
+    paths[a, i] = close if i != j else below(dice, near.shape[1])
+
+
+@compiled
+def _visits(paths: Ints, row: int, site: int) -> bool:
+    found = False
+    for index in range(paths.shape[1]):
+        found |= paths[row, index] == site
+    return found
 
 
 @compiled

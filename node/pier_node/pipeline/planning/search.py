@@ -21,16 +21,12 @@ from typing import NamedTuple
 import numpy as np
 
 from pier_node.base.errors import PierError
+from pier_node.pipeline.planning.estimates import estimate, retally, tally
 from pier_node.pipeline.planning.moves import Dice, Ground, State, change_paths, change_sites, dice, laws, uniform
 from pier_node.pipeline.planning.plan import Plan, random_plan, stage_loads, sync_seconds, worst_intra
 from pier_node.pipeline.planning.problem import Problem
 from pier_node.pipeline.planning.simulator import (
-    BACKWARD,
     END,
-    FORWARD,
-    GAP,
-    LOSS,
-    MEMORY,
     NEVER,
     Ints,
     Scratch,
@@ -42,11 +38,8 @@ from pier_node.pipeline.planning.simulator import (
     scratch,
     tables,
     ticks,
-    unloaded,
 )
 
-HELD, WORK = range(2)
-"""Rows of a scratch table of sites, in an estimate."""
 MEAN = 0.1
 """Weight of the mean end time of microbatches next to the makespan: many plans have the same makespan."""
 SURE = 0.95
@@ -91,7 +84,11 @@ def anneal(
         now, best: the current state, and the cheapest plan seen; `trial` is scratch.
     """
     extra = overhead(apart, now.stage)
-    now.cost[0] = cost(t, d, now, c.estimates, extra, int(NEVER))
+    if c.estimates:
+        tally(t, d.sites, now)
+        now.cost[0] = estimate(d.sites, now) + extra
+    else:
+        now.cost[0] = cost(t, d, now, extra, int(NEVER))
     if now.cost[0] < best.cost[0]:
         copy(now, best)
     mean, simulated = mean_end(d.cases), 0
@@ -103,9 +100,15 @@ def anneal(
         heat = best.cost[0] * c.hot * (c.cold / c.hot) ** (step / c.total)
         limit = now.cost[0] - heat * np.log(1.0 - uniform(dice))
         after = overhead(apart, trial.stage) if moves_sites else extra
-        simulated += not c.estimates
-        trial.cost[0] = cost(t, d, trial, c.estimates, after, int(limit - MEAN * SURE * mean))
+        if c.estimates:
+            retally(t, d.sites, now, trial)
+            trial.cost[0] = estimate(d.sites, trial) + after
+        else:
+            simulated += 1
+            trial.cost[0] = cost(t, d, trial, after, int(limit - MEAN * SURE * mean))
         if trial.cost[0] > limit:
+            if c.estimates:
+                retally(t, d.sites, trial, now)
             continue
         extra, mean = after, mean_end(d.cases)
         copy(trial, now)
@@ -115,10 +118,8 @@ def anneal(
 
 
 @compiled
-def cost(t: Tables, d: Scratch, s: State, estimates: bool, extra: int, limit: int) -> int:
+def cost(t: Tables, d: Scratch, s: State, extra: int, limit: int) -> int:
     """The cost of a plan; NEVER if the simulation is abandoned. Sets who ends last."""
-    if estimates:
-        return estimate(t, d, s) + extra
     end = makespan_ns(t, d, s.paths, limit - extra)
     if end == NEVER:
         return NEVER
@@ -128,32 +129,6 @@ def cost(t: Tables, d: Scratch, s: State, estimates: bool, extra: int, limit: in
             last = it
     s.last[0] = s.paths[last, 0]
     return end + extra + int(MEAN * mean_end(d.cases))
-
-
-@compiled
-def estimate(t: Tables, d: Scratch, s: State) -> int:
-    """Time of the busiest slot of a data node or of the busiest site if nothing waits, plus the mean of the slots."""
-    held, work = d.sites[HELD], d.sites[WORK]
-    held[:] = 0
-    work[:] = 0
-    for row in range(s.paths.shape[0]):
-        origin = s.paths[row, 0]
-        held[origin] += unloaded(t.times, t.wire, s.paths, row)
-        work[origin] += t.times[LOSS, origin]
-        for index in range(s.paths.shape[1]):
-            site = s.paths[row, index]
-            work[site] += t.times[FORWARD, site] + t.times[BACKWARD, site] + 2 * t.gaps[GAP]
-    worst, total, places, last = 0, 0, 0, 0
-    for site in range(len(held)):
-        if held[site] > 0:
-            total += held[site]
-            places += t.times[MEMORY, site]
-            held[site] //= t.times[MEMORY, site]
-        worst = max(worst, work[site], held[site])
-        if held[site] > held[last]:
-            last = site
-    s.last[0] = last
-    return int(worst + total // places)
 
 
 @compiled
@@ -308,9 +283,9 @@ def _room(problem: Problem) -> bool:
 
 
 SLICES = 100
-SPEED, FIXED_COST, ESTIMATE_COST = 1.2e9, 40, 12
-"""Work of a thread per second: a task of a simulation costs FIXED_COST and half the number of sites, which are all
-looked at; in an estimate it costs ESTIMATE_COST.
+SPEED, FIXED_COST, ESTIMATE_COST = 1.2e9, 40, 6
+"""Work of a thread per second: a task of a simulation costs FIXED_COST and a quarter of the number of sites; in an
+estimate it costs ESTIMATE_COST.
 """
 SPARE = 5
 """Slices by which a search may be late before it leaves any out."""
@@ -331,9 +306,9 @@ class Phase:
     estimates: bool = False
 
 
-ESTIMATES = Phase(0.35, 0.02, 0.0003, 0.3, estimates=True)
-TIED_FIRST = (ESTIMATES, Phase(0.4, 0.002, 0.0003, 0.05, tied=True), Phase(0.25, 0.001, 0.0002, 0.05))
-FREE = (ESTIMATES, Phase(0.65, 0.008, 0.0004, 0.2))
+ESTIMATES = Phase(0.25, 0.02, 0.0003, 0.3, estimates=True)
+TIED_FIRST = (ESTIMATES, Phase(0.5, 0.002, 0.0003, 0.05, tied=True), Phase(0.25, 0.001, 0.0002, 0.05))
+FREE = (ESTIMATES, Phase(0.75, 0.008, 0.0004, 0.2))
 PATHS_ONLY = (Phase(1.0, 0.006, 0.0005, 0.0),)
 FROM_ANYWHERE, STAGES_STAY = (TIED_FIRST, FREE), (PATHS_ONLY, PATHS_ONLY)
 """The phases of each thread. The first thread begins with repeating waves, which is better with many sites."""
@@ -395,7 +370,7 @@ def search(
 def _courses(problem: Problem, way: Sequence[Phase], seconds: float) -> Iterator[Course]:
     """The slices of a search, SLICES in total."""
     tasks = problem.microbatches * (2 * problem.path_length + 1)
-    simulation = tasks * (FIXED_COST + len(problem.sites) / 2)
+    simulation = tasks * (FIXED_COST + len(problem.sites) / 4)
     estimate = tasks * ESTIMATE_COST / (problem.waves if equal_waves(problem) else 1)
     for phase in way:
         work = estimate if phase.estimates else simulation

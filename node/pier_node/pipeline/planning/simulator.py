@@ -53,8 +53,11 @@ WAVE = 1 << 50
 FORWARD, BACKWARD, LOSS, MEMORY, UPLINK = range(5)
 """Rows of `times`."""
 GAP, FIRST_GAP, WAVE_GAP = range(3)
-FREE, PLACES, LINE, DUE, WAITING = range(5)
-"""Rows of `sites`: end of idling, free slots, when the uplink is free, start of the next task, tasks queued."""
+FREE, PLACES, LINE, DUE, WAITING, SOONEST = range(6)
+"""Rows of `sites`: end of idling, free slots, when the uplink is free, start of the next task, tasks queued; and the
+earliest start in each block of sites.
+"""
+BLOCK = 8
 STEP, ARRIVAL, LEFT, END, WAVE_OF = range(5)
 """Rows of `cases`: of each microbatch's next task, and the unobstructed time of all that is left."""
 
@@ -68,7 +71,7 @@ class Tables(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Arrays of a simulation: `sites` [5, N], `cases` [5, B], `queue` [N, B], `record` [B, 2 L + 1, 4] or empty.
+    """Arrays of a simulation: `sites` [6, N], `cases` [5, B], `queue` [N, B], `record` [B, 2 L + 1, 4] or empty.
 
     A record has the arrival, start and end of each task, and the departure of its result.
     """
@@ -85,7 +88,7 @@ def scratch(sites: int, wave: Ints, recorded_steps: int = 0) -> Scratch:
     cases = np.zeros((5, count), np.int64)
     cases[WAVE_OF] = wave
     record = np.zeros((count if recorded_steps else 0, recorded_steps, 4), np.int64)
-    return Scratch(np.zeros((5, sites), np.int64), cases, np.zeros((sites, count), np.int64), record)
+    return Scratch(np.zeros((6, sites), np.int64), cases, np.zeros((sites, count), np.int64), record)
 
 
 @compiled
@@ -149,18 +152,30 @@ def _begin(times: Ints, wire: Ints, gaps: Ints, sites: Ints, cases: Ints, queue:
         cases[ARRIVAL, it] = gaps[WAVE_GAP] * cases[WAVE_OF, it] + times[FORWARD, site] * rank
         cases[LEFT, it] = unloaded(times, wire, paths, it)
         sites[DUE, site] = min(sites[DUE, site], cases[ARRIVAL, it])
+    for site in range(0, sites.shape[1], BLOCK):
+        _changed(sites, site)
 
 
 @inlined
 def _first(sites: Ints) -> int:
     """The site whose next task starts first."""
-    first = NEVER
-    for site in range(sites.shape[1]):
-        first = min(first, sites[DUE, site])
-    best = 0
-    while sites[DUE, best] != first:
+    block = 0
+    for other in range(1, (sites.shape[1] - 1) // BLOCK + 1):
+        if sites[SOONEST, other] < sites[SOONEST, block]:
+            block = other
+    best = block * BLOCK
+    while sites[DUE, best] != sites[SOONEST, block]:
         best += 1
-    return best
+    return int(best)
+
+
+@inlined
+def _changed(sites: Ints, site: int) -> None:
+    """Note that a site's next task may start at another time."""
+    block, first = site // BLOCK, NEVER
+    for other in range(block * BLOCK, min(block * BLOCK + BLOCK, sites.shape[1])):
+        first = min(first, sites[DUE, other])
+    sites[SOONEST, block] = first
 
 
 @inlined
@@ -204,6 +219,7 @@ def _serve(times: Ints, gaps: Ints, sites: Ints, cases: Ints, queue: Ints, lengt
         if (room or cases[STEP, other] >= length) and cases[ARRIVAL, other] < first:
             first = cases[ARRIVAL, other]
     sites[DUE, site] = first if first == NEVER else max(first, sites[FREE, site])
+    _changed(sites, site)
     return int(end)
 
 
@@ -223,6 +239,7 @@ def _send(
     sites[WAITING, to] += 1
     if step >= length or sites[PLACES, to] > 0:
         sites[DUE, to] = min(sites[DUE, to], max(sites[FREE, to], cases[ARRIVAL, it]))
+        _changed(sites, to)
 
 
 NANO = 1e9
