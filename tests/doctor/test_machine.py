@@ -20,7 +20,7 @@ from processes.run import CORPUS, Run
 from bench.device_memory import case
 from pier_node.base import shared
 from pier_node.base.errors import PierError
-from pier_node.base.shared import SharedVector, Vector
+from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig, load
 from pier_node.doctor import machine
 from pier_node.doctor.finding import Verdict
@@ -267,17 +267,20 @@ class Meter:
     """Counts the elements of all shared vectors of this process while they are mapped; those of files do not count."""
 
     def __init__(self) -> None:
-        self._attach = shared.attach
-        self.now = self.peak = 0
+        meter, self.now, self.peak = self, 0, 0
 
-    def attach(self, path: str, length: int) -> Vector:
-        array = self._attach(path, length)
-        if length <= TABLE or "memfd:" not in str(Path(path).readlink()):
-            return array
-        self.now += length
+        class Counted(shared.Memory):
+            def __init__(self, file: int, length: int) -> None:
+                super().__init__(file, length)
+                if length > TABLE and "memfd:" in str(Path(self.path).readlink()):
+                    meter.count(self)
+
+        self.memory = Counted
+
+    def count(self, memory: shared.Memory) -> None:
+        self.now += len(memory.array)
         self.peak = max(self.peak, self.now)
-        weakref.finalize(array.base, self._gone, length)
-        return array
+        weakref.finalize(memory.array.base, self._gone, len(memory.array))
 
     def _gone(self, length: int) -> None:
         self.now -= length
@@ -345,7 +348,7 @@ class Measured:
 def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
     gc.collect()  # what an earlier daemon leaves in a cycle would become spare memory of this one
     made = Meter()
-    monkeypatch.setattr(shared, "attach", made.attach)
+    monkeypatch.setattr(shared, "Memory", made.memory)
     monkeypatch.setattr(shared, "pool", shared.Pool())
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return made

@@ -68,8 +68,14 @@ def _plain(array: Any) -> Any:
 @contextmanager
 def watching(monkeypatch: pytest.MonkeyPatch, piece: int) -> Iterator[set[str]]:
     """Make every SharedVector a watched one; gives the places where more than a piece was worked on."""
-    attach, in_pieces = shared.attach, state.in_pieces
-    monkeypatch.setattr(shared, "attach", lambda path, length: attach(path, length).view(Watched))
+    in_pieces = state.in_pieces
+
+    class Memory(shared.Memory):
+        def __init__(self, file: int, length: int) -> None:
+            super().__init__(file, length)
+            self.array = self.array.view(Watched)
+
+    monkeypatch.setattr(shared, "Memory", Memory)
 
     def noted(work: Any, length: int) -> list[Any]:
         Watched.note(length)
