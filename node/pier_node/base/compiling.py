@@ -50,6 +50,10 @@ class Compiler:
         )
         return made
 
+    def inlined(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Compile a function into its callers: a call with arrays counts references, which takes long."""
+        return self.compiled(function, inline="always")
+
     def typed(self, result: Any, *arguments: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """A decorator that compiles at once, for arguments of these types of numba."""
         return lambda function: self.compiled(function, result(*arguments))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outer.codec import topk_in_numpy
 from outer.codec.samples import LARGEST, VECTORS, relative_error, vector
+from outer.codec.topk_in_numpy import NumpyTopK
 from rounds.cases import fp32
 
 from pier_node.base.shared import Vector
@@ -56,7 +56,7 @@ def test_of_equals_the_first_are_kept() -> None:
 @given(VECTORS, st.sampled_from([("topk", 4), ("topk2", 2)]), st.sampled_from([16, 64, 256]))
 @settings(deadline=None)
 def test_compiled_loops_have_the_bits_of_numpy(values: Vector, codec: tuple[str, int], density: int) -> None:
-    coder, numpy = TopK(*codec, density), topk_in_numpy.TopK(*codec, density)
+    coder, numpy = TopK(*codec, density), NumpyTopK(*codec, density)
     values.flags.writeable = False
     data = coder.encode(values)
     assert data == numpy.encode(values)
@@ -68,7 +68,7 @@ def test_compiled_loops_have_the_bits_of_numpy(values: Vector, codec: tuple[str,
 @given(st.integers(1, 9000), st.integers(0, 9999), st.sampled_from([16, 64, 256]))
 @settings(deadline=None)
 def test_whatever_arrives_is_decoded_or_refused_as_by_numpy(length: int, seed: int, density: int) -> None:
-    coder, numpy, dice = TopK("topk", 4, density), topk_in_numpy.TopK("topk", 4, density), np.random.default_rng(seed)
+    coder, numpy, dice = TopK("topk", 4, density), NumpyTopK("topk", 4, density), np.random.default_rng(seed)
     data = bytearray(coder.encode(dice.standard_normal(length).astype(np.float32)))
     for at in dice.integers(0, 8 * len(data), dice.integers(1, 4)):
         data[at // 8] ^= 1 << at % 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,34 +19,26 @@ from pier_node.outer.codec.interface import (
     from_bf16,
     to_bf16,
 )
-
-DENSITY = 64
-"""One value in this many is kept, unless another density is asked for."""
-UNARY = 2
-"""Bits of an index on top of its lower ones."""
+from pier_node.outer.codec.topk import HEAD, UNARY, TopK
+from pier_node.outer.codec.topk_loops import FITS
 
 Bits = npt.NDArray[np.uint8]
 """One bit in each element."""
 Indices = npt.NDArray[np.int64]
 
 
-def lower_bits(density: int) -> int:
-    """Bits of an index that are written as they are."""
-    return density.bit_length() - 1
-
-
-def index_bits(indices: Indices, density: int = DENSITY) -> Bits:
+def index_bits(indices: Indices, density: int) -> Bits:
     """Encode indices below d·k, each row rising: [rows, k] to [rows, (2 + log2 d)·k]."""
     rows, count = indices.shape
-    lower = spread((indices % density).astype(np.uint8), lower_bits(density))
+    lower = spread((indices % density).astype(np.uint8), density.bit_length() - 1)
     unary = np.zeros((rows, UNARY * count), np.uint8)
     np.put_along_axis(unary, indices // density + np.arange(count), 1, axis=1)
     return np.concatenate([lower, unary], axis=1)
 
 
-def read_indices(bits: Bits, length: int, density: int = DENSITY) -> Indices:
+def read_indices(bits: Bits, length: int, density: int) -> Indices:
     """Decode indices, all below `length`: the inverse of `index_bits`. Raises BadCode."""
-    width = lower_bits(density)
+    width = density.bit_length() - 1
     count = bits.shape[1] // (width + UNARY)
     lower, unary = bits[:, : width * count], bits[:, width * count :]
     if (np.count_nonzero(unary, axis=1) != count).any():
@@ -69,9 +60,6 @@ def collect(bits: Bits, width: int) -> npt.NDArray[np.uint8]:
     grouped: npt.NDArray[Any] = bits.reshape(len(bits), -1, width)
     return np.packbits(grouped, axis=2, bitorder="little")[..., 0]
 
-
-FITS = 2
-"""Number of regressions: the first lowers the error of 2-bit values by 45 %, the second by 5 %; a third, by 2 %."""
 
 Codes = npt.NDArray[np.uint8]
 Exact = npt.NDArray[np.float64]
@@ -125,58 +113,27 @@ def _sum(rows: Exact) -> Exact:
     return rows.cumsum(axis=1)[:, -1:]
 
 
-BLOCK = 4096
-HEAD = 4
-"""Bytes of a block's levels."""
-
-
-class TopK:
-    """Top-k codec: 0.195 bits per value with 4-bit values (164x less than fp32), 0.164 with 2-bit values (195x).
-
-    Args:
-        bits: bits per kept value, including its sign.
-        density: one value in this many is kept: a power of two, at most 256.
-    """
-
-    lossy = True
-    sparse = True
-
-    def __init__(self, name: str, bits: int, density: int = DENSITY) -> None:
-        self.name = name
-        self._bits, self._density = bits, density
-        self._index = lower_bits(density) + UNARY
-        self._top = (1 << bits - 1) - 1
+class NumpyTopK(TopK):
+    """Top-k without the loops."""
 
     def encode(self, values: Vector) -> bytes:
-        """See Codec. Of equal magnitudes, the first ones are kept."""
+        """See Codec."""
         check_values(values)
-        return b"".join(self._encode(values[part].reshape(shape)) for part, shape in _parts(len(values)))
+        return b"".join(self._encode(values[part].reshape(shape)) for part, shape, _ in self._parts(len(values)))
 
     def decode(self, data: Buffer, length: int) -> Vector:
         """See Codec."""
         check_size(self, data, length)
         values, code = np.zeros(length, np.float32), np.frombuffer(data, np.uint8)
-        for part, (blocks, block) in _parts(length):
-            end = blocks * self._size(block)
-            self._decode(code[:end].reshape(blocks, -1), out=values[part].reshape(blocks, block))
-            code = code[end:]
+        for part, shape, place in self._parts(length):
+            self._decode(code[place].reshape(shape[0], -1), out=values[part].reshape(shape))
         return values
-
-    def size(self, length: int) -> int:
-        """See Codec."""
-        return sum(blocks * self._size(block) for _, (blocks, block) in _parts(length))
-
-    def _size(self, block: int) -> int:
-        return HEAD - (-self._kept(block) * (self._index + self._bits) // 8)
-
-    def _kept(self, block: int) -> int:
-        return -(-block // self._density)
 
     def _encode(self, blocks: Vector) -> bytes:
         """The code of values, shape [blocks, block]."""
         indices = largest(blocks, self._kept(blocks.shape[1]))
         values = np.take_along_axis(blocks, indices, axis=1)
-        head, codes = fit(np.abs(values), self._top)
+        head, codes = fit(np.abs(values), (1 << self._bits - 1) - 1)
         fields = (codes << 1 | np.signbit(values)).astype(np.uint8)
         bits = np.concatenate([index_bits(indices, self._density), spread(fields, self._bits)], axis=1)
         packed = np.packbits(bits, axis=1, bitorder="little")
@@ -185,8 +142,9 @@ class TopK:
     def _decode(self, code: npt.NDArray[np.uint8], out: Vector) -> None:
         """Write the kept values of blocks, shape [blocks, block], into zeros."""
         kept = self._kept(out.shape[1])
-        indexed, end = kept * self._index, kept * (self._index + self._bits)
-        table = levels(np.ascontiguousarray(code[:, :HEAD]).view("<u2"), self._top)
+        indexed = kept * (self._lower + UNARY)
+        end = indexed + kept * self._bits
+        table = levels(np.ascontiguousarray(code[:, :HEAD]).view("<u2"), (1 << self._bits - 1) - 1)
         bits = np.unpackbits(code[:, HEAD:], axis=1, bitorder="little")
         if bits[:, end:].any():
             raise BadCode("there are bits too many")
@@ -220,12 +178,3 @@ def _first_of_equals(magnitudes: Vector, thresholds: Vector, count: int) -> npt.
     room = count - np.count_nonzero(above, axis=1, keepdims=True)
     chosen: npt.NDArray[np.bool_] = above | equal & (np.cumsum(equal, axis=1) <= room)
     return chosen
-
-
-def _parts(length: int) -> Iterator[tuple[slice, tuple[int, int]]]:
-    """The whole blocks of a vector, then the rest: slice and shape [blocks, block] of each."""
-    whole = length // BLOCK * BLOCK
-    if whole:
-        yield slice(0, whole), (whole // BLOCK, BLOCK)
-    if whole < length:
-        yield slice(whole, length), (1, length - whole)

@@ -5,7 +5,6 @@ Every operation rounds once, and sums go from the first to the last: nothing is 
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ _BF16_SMALLEST = int(interface.to_bf16(np.array([SMALLEST], np.float32))[0])
 _TINY = float(np.finfo(np.float64).tiny)
 
 _compiler = Compiler("topk", [Path(__file__)])
-compiled, inlined = _compiler.typed, partial(_compiler.compiled, inline="always")
+compiled, inlined = _compiler.typed, _compiler.inlined
 
 
 @compiled(types.int32, written(types.int32), types.int64, types.int64)

@@ -92,8 +92,10 @@ TOGETHER = 0.7
 
 
 class State(NamedTuple):
-    """A plan being changed: `paths` [B, L], `stage` [N] (S: idle), `cost` [1] in ns, `last` [1]: the site
-    that ends last, or that an estimate says has most to do."""
+    """A plan being changed: `paths` [B, L], `stage` [N] (S: idle), `cost` [1] in ns, `last` [1].
+
+    `last` is the site that ends last, or that has most to do by an estimate.
+    """
 
     paths: Ints
     stage: Ints

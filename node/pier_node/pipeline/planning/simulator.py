@@ -12,11 +12,11 @@ simulation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple, ParamSpec, TypeVar
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,23 +26,11 @@ from pier_node.base.errors import PierError
 from pier_node.pipeline.planning.plan import Plan
 from pier_node.pipeline.planning.problem import Problem
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Ints = NDArray[np.int64]
 
 
 _compiler = Compiler("paths", Path(__file__).parent.glob("*.py"))
-
-
-def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a function; other threads run while it executes."""
-    return _compiler.compiled(function)
-
-
-def inlined(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a function into its callers: a call with arrays counts references, which costs more than short work."""
-    return _compiler.compiled(function, inline="always")
-
+compiled, inlined = _compiler.compiled, _compiler.inlined
 
 NEVER = 1 << 62
 """A time that never comes: of a deadlock, or of an abandoned simulation."""
