@@ -46,6 +46,46 @@ def test_a_coordinator_that_is_killed_loses_nothing_and_stops_nobody(tmp_path: P
         polite(run)
 
 
+def test_either_of_two_sites_goes_on_alone_with_the_vote_of_the_coordinator(tmp_path: Path) -> None:
+    """The one with the higher node id, too, which else would wait; and after the coordinator was killed."""
+    with coordinated(tmp_path, 2, run={"witness": True}, inner=ENDLESS) as run:
+        for site in run.sites:
+            site.reach(2)
+        low, high = sorted(run.sites, key=lambda site: site.node)
+        for lost, left in ((low, high), (high, low)):
+            lost.kill()
+            at = left.round
+            left.reach(at + 3)
+            assert "half of its members are silent, and the witness gives its vote" in left.output
+            assert left.events()[-1]["members"] == [left.node]
+            lost.start()
+            lost.rejoin()
+            run.end(SIGKILL)
+            run.start()
+            left.reach(left.round + 2)
+        told = [body["text"] for _, kind, _, body in run.facts() if kind == "event"]
+        assert any(f"gave {high.name} its vote for round" in text for text in told)
+        digests = [{event["round"]: event["digest"] for event in site.events()} for site in run.sites]
+        assert all(digests[0][round] == digests[1][round] for round in digests[0].keys() & digests[1].keys())
+        polite(run)
+
+
+def test_half_of_the_sites_wait_if_the_coordinator_is_away_too(tmp_path: Path) -> None:
+    with coordinated(tmp_path, 2, run={"witness": True}, inner=ENDLESS) as run:
+        for site in run.sites:
+            site.reach(2)
+        low, high = sorted(run.sites, key=lambda site: site.node)
+        run.end(SIGKILL)
+        high.kill()
+        low.wait("it says why", lambda: "the witness does not give its vote" in low.status().get("message", ""))
+        at = low.round
+        run.start()
+        low.reach(at + 3)
+        high.start()
+        high.rejoin()
+        polite(run)
+
+
 @pytest.mark.parametrize("transport", get_args(Transport))
 def test_sites_do_what_the_operator_says(tmp_path: Path, transport: Transport) -> None:
     with coordinated(tmp_path, 2, transport, inner=ENDLESS) as run:

@@ -8,7 +8,8 @@ all that another does, one stands for both:
 - a site that is down is one that does nothing for a while;
 - a member takes part in an attempt when that is proposed, or never: what it does in between voids its announcement;
 - it gives an attempt up when it takes part in the next one;
-- a vote that is on its sender's disk may arrive at any time; everybody may follow everybody who is ahead.
+- a vote that is on its sender's disk may arrive at any time; everybody may follow everybody who is ahead;
+- a witness answers at once or after its answer was lost, and whoever asks it proves the state that it has.
 
 The invariant: of each round one result is committed, by whoever commits it and whenever.
 """
@@ -24,10 +25,12 @@ from itertools import chain, combinations
 from typing import Generic, NamedTuple, TypeVar
 
 from pier_node.rounds.commitments import NO_BALLOT, BallotName, Cast, Commitments, as_ballot
-from pier_node.rounds.quorum import Adopt, Blocked, Fresh, carried, choose_value, has_quorum
+from pier_node.rounds.quorum import Adopt, Base, Blocked, Fresh, carried, choose_value, has_quorum
 from pier_proto.v1.peer_pb2 import Handover, Ready
 
 T = TypeVar("T", bound=Hashable)
+
+WITNESS = "w"
 
 
 class Digest(NamedTuple):
@@ -103,6 +106,8 @@ class World(NamedTuple):
     handovers: frozenset[Gift]
     committed: tuple[Digest, ...]
     budget: Budget
+    witnessed: tuple[int, str] = (-1, "")
+    """The round after which the witness gave its last vote, and to whom."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,7 @@ class Rule:
     remembers_promises: bool = True
     remembers_votes: bool = True
     adopts: bool = True
+    witness_remembers: bool = True
 
     def after_restart(self, name: str, bound: Commitments, round: int) -> Commitments:
         """What binds a site that comes back with the state of a round."""
@@ -181,6 +187,7 @@ class Explorer:
         names: the sites, one letter each.
         base: members of round 0, among them.
         rounds: the last round that is decided.
+        witness: WITNESS: there is one; "": there is none.
     """
 
     names: str
@@ -188,6 +195,7 @@ class Explorer:
     rounds: int
     budget: Budget
     rule: Rule = field(default_factory=Rule)
+    witness: str = ""
 
     def __post_init__(self) -> None:
         self._sites, self._attempts = Numbers[Site](), Numbers[Attempt]()
@@ -217,6 +225,8 @@ class Explorer:
             if site.attempt:
                 yield from self._in_attempt(world, index, site)
             yield from self._follows(world, index, site)
+            if self.witness:
+                yield from self._asks(world, index, site)
             if budget.stops and site.votes and not site.bound.engaged:
                 yield from self._stops(world._replace(budget=budget._replace(stops=budget.stops - 1)), index, site)
             if budget.crashes:
@@ -239,7 +249,7 @@ class Explorer:
             if any(it.state != base for it in sites):
                 continue
             shown = frozenset().union(*(it.shown(name) for name, it in zip(group, sites)))
-            if not has_quorum(_carried(group, shown), base.members):
+            if not has_quorum(_carried(group, shown), Base(base.members, witness=self.witness)):
                 continue
             announced = tuple(
                 (name, it.bound.promised, it.bound.vote, bool(it.shadow)) for name, it in zip(group, sites)
@@ -282,6 +292,20 @@ class Explorer:
         for state in {it.state for it in self._all(world) if it.state.round > site.state.round}:
             keeps = self.rule.keeps_what_it_fetches or state == site.shadow
             yield f"{self.names[index]} follows to {state}", self._settled(world, index, site, state, keeps)
+
+    def _asks(self, world: World, index: int, site: Site) -> Iterator[tuple[str, World]]:
+        """Ask the witness, which trusts the newest state that it was shown."""
+        name, (after, heir), round = self.names[index], world.witnessed, site.state.round
+        is_free = round > after or not self.rule.witness_remembers
+        may_ask = name in site.state.members and site.bound.committed <= round
+        if not may_ask or not (is_free or (after, heir) == (round, name)):
+            return
+        given = world._replace(witnessed=(round, name))
+        if is_free:
+            yield f"the witness gives {name} its vote, and its answer is lost", given
+        gift = Handover(node=WITNESS, heir=name, number=1, votes=[WITNESS]).SerializeToString(deterministic=True)
+        taken = site._replace(bound=site.bound.taking(round, frozenset(WITNESS), frozenset([gift])))
+        yield f"the witness gives {name} its vote", self._with(given, index, taken)
 
     def _settled(self, world: World, index: int, site: Site, state: Digest, keeps: bool) -> World:
         bound = site.bound.settled(state.round, self.names[index])

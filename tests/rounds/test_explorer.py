@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rounds.explorer import Budget, Explorer, Fork, Rule
+from rounds.explorer import WITNESS, Budget, Explorer, Fork, Rule
 
 TWO, THREE = ("ab", "ab"), ("abc", "abc")
 JOINING = ("abc", "ab")
@@ -43,6 +43,27 @@ def test_one_result_of_each_round(sites: tuple[str, str], rounds: int, budget: B
 )
 def test_one_result_of_each_round_further_out(sites: tuple[str, str], rounds: int, budget: Budget) -> None:
     assert Explorer(*sites, rounds, budget).run() > 10_000
+
+
+@pytest.mark.parametrize(
+    ("sites", "rounds", "budget"),
+    [
+        (TWO, 1, Budget(3, crashes=2)),
+        (TWO, 2, Budget(2, crashes=1, stops=1, losses=1)),
+        (TWO, 2, Budget(3, crashes=1)),
+        pytest.param(TWO, 2, Budget(3, crashes=2, stops=1), marks=pytest.mark.thorough),
+        pytest.param(JOINING, 1, Budget(2, crashes=1, stops=1), marks=pytest.mark.thorough),
+        pytest.param(("abcd", "abcd"), 1, Budget(2), marks=pytest.mark.thorough),
+    ],
+    ids=str,
+)
+def test_one_result_of_each_round_with_a_witness(sites: tuple[str, str], rounds: int, budget: Budget) -> None:
+    assert Explorer(*sites, rounds, budget, witness=WITNESS).run() > 500
+
+
+def test_a_witness_that_forgets_its_vote_makes_a_fork() -> None:
+    with pytest.raises(Fork):
+        Explorer(*TWO, 1, Budget(2), Rule(witness_remembers=False), WITNESS).run()
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pier_node.rounds.commitments import Commitments
-from pier_node.rounds.quorum import carried, has_quorum, needed, received
+from pier_node.rounds.quorum import Base, carried, has_quorum, needed, received
 from pier_proto.v1.peer_pb2 import Handover
 
 NODES = "abcd"
+BASE = Base(NODES)
 STATE = b"s" * 32
 
 
@@ -60,7 +61,7 @@ def test_two_groups_that_both_carry_a_vote_share_a_member(history: list[tuple[tu
     stops = Stops(NODES)
     for (giver, heir), arrives in history:
         stops.give(giver, heir, arrives)
-    able = [group for group in groups(NODES) if has_quorum(stops.carried(group), NODES)]
+    able = [group for group in groups(NODES) if has_quorum(stops.carried(group), BASE)]
     assert all(one & other for one, other in combinations(able, 2))
     assert stops.carried(NODES) == set(NODES), "all of them together can always go on"
     for one, other in combinations(groups(NODES), 2):
@@ -114,15 +115,15 @@ def test_a_few_handovers_show_a_quorum_as_well_as_all_of_them(history: list[tupl
         stops.give(giver, heir, arrives)
     for group in groups(NODES):
         told = [it for node in sorted(group) for it in stops.handovers(node)]
-        if has_quorum(carried(group, told), NODES):
-            few = needed(group, NODES, told)
-            assert has_quorum(carried(group, few), NODES)
+        if has_quorum(carried(group, told), BASE):
+            few = needed(group, BASE, told)
+            assert has_quorum(carried(group, few), BASE)
             assert len(few) <= len(told)
-            assert few == [] or not has_quorum(group, NODES)
+            assert few == [] or not has_quorum(group, BASE)
 
 
 def test_handovers_that_a_member_makes_up_are_left_out() -> None:
     idle = [Handover(node="a", heir="bc"[at % 2], round=4, base=STATE, votes=["a"], number=at + 1) for at in range(200)]
     given_on = Handover(node="c", heir="b", round=4, base=STATE, votes=["c"], number=1)
-    assert needed("ab", "abc", idle) == []
-    assert needed("b", "bcd", [*idle, given_on]) == [given_on]
+    assert needed("ab", Base("abc"), idle) == []
+    assert needed("b", Base("bcd"), [*idle, given_on]) == [given_on]

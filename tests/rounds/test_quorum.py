@@ -49,7 +49,25 @@ SETS = st.sets(st.sampled_from(NODES))
     ],
 )
 def test_majority(votes: str, base: str, enough: bool) -> None:
-    assert has_quorum(votes, base) is enough
+    assert has_quorum(votes, Base(base)) is enough
+
+
+@pytest.mark.parametrize(
+    ("votes", "base", "enough"),
+    [
+        ("ab", "abcd", False),
+        ("abw", "abcd", True),
+        ("cdw", "abcd", True),
+        ("aw", "abcd", False),
+        ("abcw", "abcde", True),
+        ("abw", "abcde", False),
+        ("bw", "ab", True),
+        ("a", "ab", False),
+        ("w", "", False),
+    ],
+)
+def test_a_witness_decides_an_even_split(votes: str, base: str, enough: bool) -> None:
+    assert has_quorum(votes, Base(base, witness="w")) is enough
 
 
 def test_two_groups_that_share_no_vote_never_both_have_a_quorum() -> None:
@@ -57,7 +75,7 @@ def test_two_groups_that_share_no_vote_never_both_have_a_quorum() -> None:
         base = NODES[:size]
         for count in range(size + 1):
             for votes in combinations(base, count):
-                assert not (has_quorum(votes, base) and has_quorum(set(base) - set(votes), base))
+                assert not (has_quorum(votes, Base(base)) and has_quorum(set(base) - set(votes), Base(base)))
 
 
 @given(SETS.filter(bool), st.lists(st.tuples(st.sampled_from(NODES), st.sampled_from(NODES)), max_size=12), st.data())
@@ -71,7 +89,7 @@ def test_whoever_hands_votes_to_whom_two_groups_with_a_quorum_share_a_member(
             hands[giver] = set()
     one, other = data.draw(SETS), data.draw(SETS)
     carried = [{vote for node in group for vote in hands[node]} for group in (one, other)]
-    if all(has_quorum(votes, base) for votes in carried):
+    if all(has_quorum(votes, Base(base)) for votes in carried):
         assert one & other
 
 
@@ -174,7 +192,7 @@ class Attempts:
     def once(self) -> None:
         undecided = [node for node in self.readies if node not in self.committed]
         group = [node for node in undecided if self.dice.random() < 0.7]
-        if has_quorum(group, self.base):
+        if has_quorum(group, Base(self.base)):
             self.attempt(group)
         for node in undecided:
             if self.dice.random() < 0.2 and node not in self.committed:
@@ -234,7 +252,7 @@ class Attempts:
 def test_without_who_voted_twice_a_majority_of_the_others_decides(
     votes: str, base: str, convicted: str, enough: bool
 ) -> None:
-    assert has_quorum(votes, base, convicted) is enough
+    assert has_quorum(votes, Base(base, convicted)) is enough
 
 
 @pytest.mark.parametrize("size", range(1, 7))
@@ -244,9 +262,9 @@ def test_two_groups_of_honest_nodes_that_decide_share_one(size: int) -> None:
     for liar in base:
         honest = [node for node in base if node != liar]
         groups = [set(it) for count in range(size) for it in combinations(honest, count)]
-        able = [group for group in groups if has_quorum(group, base, liar)]
+        able = [group for group in groups if has_quorum(group, Base(base, liar))]
         assert all(one & other for one in able for other in able)
-        assert all(has_quorum(group | {liar}, base) for group in able)
+        assert all(has_quorum(group | {liar}, Base(base)) for group in able)
 
 
 def test_nobody_waits_for_a_result_that_only_who_voted_twice_may_have() -> None:

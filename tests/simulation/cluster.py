@@ -12,12 +12,15 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from simulation.network import Network, SimCarrier, Weather
 from simulation.statements import MemoryProofs, PlainStatements
 from simulation.virtual_time import elsewhere
 
+from pier_node.base import durable
 from pier_node.base.faults import Faults
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
@@ -37,20 +40,23 @@ from pier_node.rounds.commitments import Commitments
 from pier_node.rounds.means import MeanFiles, Means
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
-from pier_node.rounds.quorum import has_quorum
+from pier_node.rounds.quorum import Base, has_quorum
 from pier_node.rounds.reduce import Codes
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.state_store import Checkpoint
+from pier_node.rounds.witness import WITNESS_FILE, Witness
 from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
 from pier_node.site.loop import run_work
 from pier_node.site.orders import Orders
 from pier_node.site.training import Training
-from pier_node.wire.carrier import BadMessage
+from pier_node.wire.carrier import BadMessage, PeerLost
 from pier_node.wire.states import StateServer
-from pier_proto.v1.peer_pb2 import Pulse, Site
+from pier_proto.v1.peer_pb2 import Pulse, Site, WitnessReply, WitnessRequest
 
 LENGTH = 12
 CHUNK = 2
+WITNESS_LOSS = 0.3
+"""Part of the witness's answers that are lost."""
 
 
 class TinyLayout:
@@ -183,6 +189,8 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.network = Network(self.seed, self.weather)
+        self.witness = "witness" if self.config.run.witness else ""
+        self.folder = TemporaryDirectory()
         self.disks = {name: Disk() for name in self.names}
         self.nodes: dict[str, Node] = {}
         self.committed: dict[int, dict[str, set[bytes]]] = defaultdict(lambda: defaultdict(set))
@@ -262,12 +270,28 @@ class Cluster:
     def _rounds_of(self, name: str, carrier: SimCarrier, roster: Roster, state: OuterState) -> Rounds:
         disk, lossy = self.disks[name], codec(self.config.outer.codec)
         fetch = shadow_fetcher(carrier, LENGTH, 10.0)
-        signed = PlainStatements(name)
+        signed = PlainStatements(name, self.witness)
         tools = Tools(
             carrier, roster, signed, disk, disk.proofs, self._keeping(name), fetch, self._faults(name), lossy, CHUNK
         )
         tools.means = self._means_of(name)
+        tools.ask_witness = partial(self._ask_witness, name) if self.witness else None
         return Rounds(tools, state, lambda number: synced(self.config, number, LENGTH), self._nonces())
+
+    async def _ask_witness(self, name: str, request: WitnessRequest) -> WitnessReply:
+        """Ask a witness that has just been started again; its answer may be lost."""
+        await asyncio.sleep(self.network.random.random())
+        with elsewhere():
+            file = Path(self.folder.name) / WITNESS_FILE
+            if not file.exists():
+                first = self.beginning()
+                told = {"round": 0, "digest": first.digest.hex(), "members": [*first.members], "heir": ""}
+                file.write_bytes(durable.seal(told))
+            statements = PlainStatements(self.witness, self.witness)
+            reply = Witness(file, self.witness, statements).answer(name, request, founder="")
+        if self.network.random.random() < WITNESS_LOSS:
+            raise PeerLost(self.witness, "lost by the weather")
+        return reply
 
     def _means_of(self, name: str) -> Means:
         layout: Any = TinyLayout()
@@ -301,13 +325,17 @@ class Cluster:
                 await asyncio.sleep(10.0)
                 committed = sum(len(found) for found in self.committed.values())
                 commits, still = committed, still + 10.0 if committed == commits else 0.0
-                if still > within / 60 and not has_quorum(names, self.furthest(names).members):
+                if still > within / 60 and not has_quorum(names, self.base(names)):
                     raise TimeoutError
 
     def furthest(self, names: list[str]) -> OuterState:
         """The latest state that any of these sites holds."""
         states = [self.nodes[name].rounds.state for name in names if name in self.nodes]
         return max(states, key=lambda state: state.round)
+
+    def base(self, names: list[str]) -> Base:
+        """Whose votes decide the round after that state."""
+        return Base(self.furthest(names).members, witness=self.witness)
 
     async def _live(self, loop: Training, roster: Roster) -> None:
         try:

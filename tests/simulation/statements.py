@@ -7,17 +7,18 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from pier_node.rounds.proofs import PROOFS_FILE, Proofs
+from pier_node.rounds.statements import Statements
 from pier_node.wire.carrier import BadMessage
 from pier_proto.v1.peer_pb2 import Handover, Ready, Signed, Vote, Vouch
 
 M = TypeVar("M", Ready, Vote, Handover, Vouch)
 
 
-class PlainStatements:
+class PlainStatements(Statements):
     """Whoever says something signs with its name, and nobody else can."""
 
-    def __init__(self, node: str) -> None:
-        self._node = node
+    def __init__(self, node: str, witness: str = "") -> None:
+        self._node, self.witness = node, witness
         self.convicted = set[str]()
 
     def seal(self, message: Ready | Vote | Handover | Vouch) -> Signed:

@@ -22,10 +22,10 @@ NAMES = ["a1", "b2", "c3", "d4", "e5"]
 HOURS = 3600.0
 
 
-def config(sites: int, **outer: Any) -> RunConfig:
+def config(sites: int, witness: bool = False, **outer: Any) -> RunConfig:
     return RunConfig.model_validate(
         {
-            "run": {"sites": sites},
+            "run": {"sites": sites, "witness": witness},
             "inner": {"total_steps": 16, "eval_every": 0},
             "outer": {"algorithm": "diloco", "inner_steps": 4, **outer},
         }
@@ -55,8 +55,7 @@ async def whole_run(cluster: Cluster, survivors: list[str], within: float = 2 * 
         await cluster.settle(survivors, within)
         return True
     except TimeoutError:
-        furthest = cluster.furthest(survivors)
-        assert not has_quorum(survivors, furthest.members), f"seed {cluster.seed}: a live majority stands still"
+        assert not has_quorum(survivors, cluster.base(survivors)), f"seed {cluster.seed}: a live majority stands still"
         return False
     finally:
         for name in [*cluster.nodes]:
@@ -110,8 +109,9 @@ def storm(seed: int) -> Cluster:
     stopped = {node for (node, _, _), fate in crashes.items() if fate == "stop"}
     if 2 * len(stopped) >= len(names) - 1:
         crashes = dict.fromkeys(crashes, "restart")
-    ways = {"overlap": dice.random() < 0.5, "fragments": dice.choice([1, 2, 4]), "codec": dice.choice(["none", "int8"])}
-    return Cluster(config(len(names), **ways), names, seed, weather, crashes)
+    overlap, fragments, codec = dice.random() < 0.5, dice.choice([1, 2, 4]), dice.choice(["none", "int8"])
+    run_config = config(len(names), overlap=overlap, fragments=fragments, codec=codec)
+    return Cluster(run_config, names, seed, weather, crashes)
 
 
 def weathered(seed: int) -> bool:
@@ -135,6 +135,52 @@ def test_storms(batch: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     done = [weathered(seed) for seed in range(batch, batch + BATCH)]
     assert sum(done) >= 0.9 * BATCH
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "fetching"])
+@pytest.mark.parametrize("victims", [("a1",), ("b2",), ("a1", "b2"), ("c3", "d4")], ids="".join)
+def test_half_of_the_sites_go_on_with_the_vote_of_the_witness(victims: tuple[str, ...], phase: str) -> None:
+    async def main(seed: int) -> None:
+        names = NAMES[: 2 * len(victims)]
+        fates = {(victim, 2, phase): "stop" for victim in victims}
+        cluster = Cluster(config(len(names), witness=True), names, seed, fail_at=fates)
+        survivors = [name for name in names if name not in victims]
+        assert await whole_run(cluster, survivors)
+        check(cluster, survivors)
+
+    for seed in range(3):
+        run(main(seed))
+
+
+def storm_with_witness(seed: int) -> tuple[Cluster, list[str]]:
+    """Two or four sites, of which up to half die for good and others come back; and those that stay."""
+    dice = random.Random(seed)
+    names = NAMES[: dice.choice([2, 2, 4])]
+    doomed = dice.sample(names, dice.randint(0, len(names) // 2))
+    fates = {(name, dice.randint(2, 4), dice.choice(PHASES)): "stop" for name in doomed}
+    back = {(dice.choice(names), dice.randint(2, 4), dice.choice(PHASES)): "restart" for _ in range(dice.randint(0, 2))}
+    run_config = config(len(names), True, overlap=dice.random() < 0.5, codec=dice.choice(["none", "int8"]))
+    cluster = Cluster(run_config, names, seed, Weather.drawn(dice), {**back, **fates})
+    return cluster, [name for name in names if name not in doomed]
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("batch", range(0, storms(120), BATCH))
+def test_storms_with_a_witness(batch: int, caplog: pytest.LogCaptureFixture) -> None:
+    """No fork ever; and who is left over stands still at most if a dead site has the vote of the witness."""
+    caplog.set_level(logging.CRITICAL)
+
+    async def main(seed: int) -> bool:
+        cluster, survivors = storm_with_witness(seed)
+        done = await whole_run(cluster, survivors, within=5 * HOURS)
+        if done:
+            check(cluster, survivors)
+        else:
+            assert not [found for found in digests_by_round(cluster).values() if len(found) > 1]
+        return done
+
+    assert sum(run(main(seed)) for seed in range(batch, batch + BATCH)) >= 0.8 * BATCH
 
 
 @pytest.mark.parametrize("ways", [{"codec": "int4"}, {"codec": "int8", "fragments": 2, "overlap": True}], ids=str)

@@ -120,6 +120,13 @@ async def test_a_folder_goes_on_without_any_option(tmp_path: Path) -> None:
     assert (await find_run(Settings(tmp_path / "data"))).config == first.config
 
 
+async def test_a_run_without_a_coordinator_has_no_witness(tmp_path: Path) -> None:
+    run = write_run(tmp_path, "[run]\nwitness = true\n")
+    with pytest.raises(PierError, match="this run has no coordinator, which would be the witness"):
+        await find_run(Settings(tmp_path / "data", run=run))
+    assert load_run(tmp_path / "data") is None
+
+
 async def test_nothing_to_go_by(tmp_path: Path) -> None:
     with pytest.raises(PierError, match="does not know which run"):
         await find_run(Settings(tmp_path / "data"))

@@ -46,6 +46,8 @@ from pier_proto.v1.peer_pb2 import (
     Value,
     Vote,
     Vouch,
+    WitnessReply,
+    WitnessRequest,
     Worked,
 )
 from pier_proto.v1.stream_pb2 import IdentityProof, Opening
@@ -180,6 +182,8 @@ SAMPLES: tuple[Message, ...] = (
     PROPOSAL,
     VOTE,
     LINK,
+    WitnessRequest(base=HASH, proof=[LINK]),
+    WitnessReply(trusted=6, handover=SIGNED[0], reason="another has it"),
     AbortNotice(node=ALICE, round=5, ballot=BALLOT, suspect=BOB, reason="lost"),
     MEETING,
     MeetReply(verdict=MeetReply.VERDICT_READY, partner=MEETING, other=CAROL),

@@ -61,7 +61,7 @@ def init(folder: Path, preset: str) -> str:
         )
     folder.mkdir(parents=True, exist_ok=True)
     name, path = run_name(folder), folder / RUN_FILE
-    write_run(path, Wanted(preset, run={"name": name} if name else {}), force=False)
+    write_run(path, Wanted(preset, run={"witness": True, **({"name": name} if name else {})}), force=False)
     home = Home(folder)
     _ = home.identity, home.operator
     return (
@@ -129,6 +129,8 @@ async def _run(settings: Settings, say: Callable[[str], None]) -> None:
         stack.push_async_callback(store.close)
         compaction.restore(store)
         coordinator = Coordinator(store, await asyncio.to_thread(_with_tokenizer, home))
+        if coordinator.config.run.witness:
+            coordinator.witness = home.witness()
         await coordinator.begin()
         host, port = parse_address(settings.listen)
         service = CoordinatorService(coordinator, home.credentials(), home.authority)

@@ -6,6 +6,7 @@ run.token        the run's secret, from which the key of its certificate authori
 operator.token   the token that actions on the page and the command line need
 coordinator.db   sites, invites, orders and all facts; events.jsonl beside it holds the facts, one per line
 experts.json     the plan of experts that was accepted last
+witness.json     to whom the coordinator gave its last vote as the run's witness: without it, a run can fork
 checkpoints/     of experts in training (experts/checkpoints.py)
 daemon.json      while a coordinator runs: its process id, its address and the URL of its page
 """
@@ -27,8 +28,10 @@ from pier_node.base import durable
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, load
 from pier_node.identity.certificates import Credentials, authority_key, credentials, issue
-from pier_node.identity.node import Identity, Token, node_id, write_private
+from pier_node.identity.node import Identity, Signer, Token, node_id, write_private
 from pier_node.rounds import revocations
+from pier_node.rounds.statements import SignedStatements
+from pier_node.rounds.witness import WITNESS_FILE, Witness
 from pier_proto.v1.peer_pb2 import Revocations
 
 RUN_FILE, DATABASE, DAEMON_FILE = "run.toml", "coordinator.db", "daemon.json"
@@ -128,6 +131,12 @@ class Home:
     def authority(self) -> Authority:
         """The run's certificate authority. Raises PierError."""
         return Authority(self.token, self.config.hash())
+
+    def witness(self) -> Witness:
+        """The run's witness, which has the coordinator's node id. Raises PierError."""
+        identity = self.identity
+        statements = SignedStatements(Signer(identity, self.config.hash()), identity.node)
+        return Witness(self.folder / WITNESS_FILE, identity.node, statements)
 
     def announce(self, address: str, page: str) -> None:
         """Let commands on this machine find the running coordinator; `page` is the URL of its page."""

@@ -16,15 +16,16 @@ from typing import Any
 from pier_coordinator.experts.execution import ExpertRun
 from pier_coordinator.runs.sites import Presence, Registry
 from pier_coordinator.store import sites as stored
-from pier_coordinator.store.facts import Fact
+from pier_coordinator.store.facts import Fact, event
 from pier_coordinator.store.store import Store
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, config_changes
 from pier_node.identity.tls import der
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import total_rounds
+from pier_node.rounds.witness import Witness
 from pier_proto.v1.coordinator_pb2 import Paths
-from pier_proto.v1.peer_pb2 import Phase, Place, Pulse
+from pier_proto.v1.peer_pb2 import Phase, Place, Pulse, WitnessReply, WitnessRequest
 
 PULSE_KEYS = (
     "phase",
@@ -107,6 +108,7 @@ class Coordinator:
         revoked: node ids of the revoked sites, the latest last.
         revocations: version of that list; 0: no site was revoked yet.
         invites: the invites whose holders may connect, by their certificate (DER).
+        witness: gives the coordinator's vote; None: the run has no witness.
         invites_changed: called with the certificates of `invited` whenever they change.
 
     Args:
@@ -132,6 +134,7 @@ class Coordinator:
         self.revocations = int(store.meta(stored.REVOCATIONS) or 0)
         self.invites: dict[bytes, stored.InviteRow] = {}
         self.invites_changed: Callable[[Collection[bytes]], None] = lambda _: None
+        self.witness: Witness | None = None
         self.experts = ExpertRun(self)
         self.look_at_invites()
         self.registry.restore(self.sites.values())
@@ -275,6 +278,21 @@ class Coordinator:
     def member(self, node: str) -> stored.SiteRow:
         """The site with this node id, which must be of the run. Raises Stranger."""
         return stored.member(self.sites.get(node), node)
+
+    async def vote(self, node: str, request: WitnessRequest) -> WitnessReply:
+        """The answer of the run's witness to a site. Raises Refused, BadMessage."""
+        if self.witness is None:
+            raise stored.Refused("run.witness is not set: this run has no witness")
+        founder = str(self.store.meta(stored.FOUNDER) or "")
+        try:
+            reply = await asyncio.to_thread(self.witness.answer, node, request, founder)
+        except PierError as error:  # the disk may have room again later
+            log.error("%s", error)
+            return WitnessReply(reason=error.problem)
+        if reply.HasField("handover"):
+            told = f"gave {self.sites[node].name} its vote for round {reply.trusted}: half of the members are silent"
+            await self.store.add_facts([event(self.wall(), f"the coordinator {told}", node, level=logging.WARNING)])
+        return reply
 
     def stands(self, standing: stored.Standing) -> stored.SiteRow:
         """Update a site and its order from the database; return the site."""

@@ -18,7 +18,17 @@ from pier_node.wire.carrier import BadMessage
 from pier_node.wire.files import PIECE
 from pier_node.wire.rules import AMOUNT, ANY, COUNT, HASH, LOSS, NODE, Many, Only, Part, below, or_empty, size, text
 from pier_proto.v1 import coordinator_pb2 as pb
-from pier_proto.v1.peer_pb2 import Place, Pulse, Revocations, Site, TokenizerRequest
+from pier_proto.v1.peer_pb2 import (
+    Ballot,
+    Link,
+    Place,
+    Pulse,
+    Revocations,
+    Signed,
+    Site,
+    TokenizerRequest,
+    WitnessRequest,
+)
 
 MESSAGE_BYTES = 256 << 10
 RECORDS = 256
@@ -51,6 +61,7 @@ FIELDS = rules.complete(
         Place: peers.FIELDS[Place],
         Pulse: peers.FIELDS[Pulse],
         Revocations: peers.FIELDS[Revocations],
+        **{kind: peers.FIELDS[kind] for kind in (WitnessRequest, Link, Ballot, Signed)},
         pb.EnrolRequest: {
             "protocol": ANY,
             "name": NAME,

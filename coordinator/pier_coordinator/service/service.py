@@ -31,7 +31,7 @@ from pier_node.wire.grpc.carrier import NO_PROBES, server_options
 from pier_node.wire.grpc.reasons import brief
 from pier_node.wire.links import GRACE
 from pier_proto.v1 import coordinator_pb2 as pb
-from pier_proto.v1.peer_pb2 import TokenizerRequest
+from pier_proto.v1.peer_pb2 import TokenizerRequest, WitnessRequest
 
 SERVICE = "pier.v1.Coordinator"
 CALLS = 4096
@@ -63,6 +63,7 @@ RATES: Mapping[str, Rate] = {
     "Tokenizer": Rate(2, 100),  # a start takes up to 64
     "Heartbeat": Rate(4, 20),
     "Watch": Rate(0.5, 10),
+    "Witness": Rate(1, 50),  # a long proof comes in parts
     "Deliver": Rate(20, 200),  # one sheet per expert, domain and split
     "Arrived": Rate(20, 200),  # before each of them, and each checkpoint
     "GiveCheckpoint": Rate(0.5, 20),
@@ -133,6 +134,7 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
             "Tokenizer": self._member_method("Tokenizer", TokenizerRequest, self._reception.tokenizer),
             "Heartbeat": grpc.stream_stream_rpc_method_handler(self._heartbeats),
             "Report": self._member_method("Report", pb.ReportRequest, self._reception.report),
+            "Witness": self._member_method("Witness", WitnessRequest, coordinator.vote),
             "Deliver": grpc.stream_unary_rpc_method_handler(_answering(self._deliver)),
             "Arrived": self._member_method("Arrived", pb.ArrivedRequest, self._reception.arrived),
             "GiveCheckpoint": grpc.stream_stream_rpc_method_handler(self._give_checkpoint),

@@ -106,6 +106,9 @@ class RunSection(Section):
     ones. `pier-node init --from` sets it."""
     sites: Annotated[int, Field(ge=1, le=SITES)] = 1
     """Number of sites to wait for before the first exchange; the training data is split into as many parts."""
+    witness: Annotated[bool, LATER] = False
+    """Whether half of the sites continue without the others if the coordinator gives them its vote. Without it, of two
+    sites only the one with the lower node id does. `pier-coordinator init` sets it."""
 
 
 class ModelSection(Section):
@@ -485,6 +488,13 @@ class RunConfig(Section):
         # `layers` may be any number, so no set of that size is made.
         if self.pipeline.stages > 1 and (len(blocks), blocks) != (self.model.layers, {*range(len(blocks))}):
             raise ValueError("pipeline.stages: the model's parameters are not numbered by its blocks: leave stages out")
+        return self
+
+    @model_validator(mode="after")
+    def check_witness(self) -> Self:
+        """Refuse a witness where its vote decides nothing."""
+        if self.run.witness and (self.pipeline.stages > 1 or self.outer.algorithm == "noloco"):
+            raise ValueError("run.witness is for rounds of all replicas: leave it out with pipeline.stages or noloco")
         return self
 
     @property

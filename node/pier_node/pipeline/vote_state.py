@@ -46,7 +46,7 @@ from pier_node.outer.mean import Update, Weighing
 from pier_node.outer.schedule import stepwise
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.pipeline.iteration_plan import Plan
-from pier_node.rounds.quorum import has_quorum
+from pier_node.rounds.quorum import Base, has_quorum
 from pier_proto.v1.peer_pb2 import Total
 
 DIGITS, TAG_BITS = 64, 24
@@ -113,7 +113,7 @@ def _stepped(ledger: Mapping[str, int]) -> frozenset[str]:
 
 def can_decide(nodes: Collection[str], electors: Collection[str]) -> bool:
     """Whether a step can count if exactly these sites are ready; without electors, any can."""
-    return not electors or has_quorum(nodes, electors)
+    return not electors or has_quorum(nodes, Base(electors))
 
 
 def version(round: int, tag: int) -> int:

@@ -33,6 +33,7 @@ from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.rounds.vote_book import VoteBook
+from pier_node.rounds.witness import Ask
 from pier_node.wire.carrier import ABORT, VOTE, BadMessage, Carrier, Chunk, Method, PeerLost, Q
 from pier_proto.v1 import peer_pb2 as pb
 
@@ -61,6 +62,7 @@ class Tools:
         means: keeps the encoded means of committed rounds for sites that missed them; None: it does not.
         fetch_shadow: (holders, round, value) -> the staged result, from its holders. Raises PeerLost.
         convict: excludes the node that a double vote convicts.
+        ask_witness: asks the run's witness for its vote; None: the run has none.
         news: notified when a vote, an abort or a new attempt arrives.
         silence: learns how long members keep each other waiting.
         weighing: how much members' tokens count in a round, by round number.
@@ -80,6 +82,7 @@ class Tools:
     weighing: Callable[[int], Weighing] = lambda _: Weighing()
     convict: Callable[[pb.DoubleVote], None] = lambda _: None
     means: Means | None = None
+    ask_witness: Ask | None = None
 
     def __post_init__(self) -> None:
         self.node = self.carrier.node
@@ -316,7 +319,7 @@ class Attempt:
         signed = {it.statement: it for ready in announced for it in ready.handovers}
         told = {name: read(pb.Handover, it) for name, it in signed.items()}
         ours = [it for it in told.values() if (it.round + 1, it.base) == (shadow.round, self._mine.base)]
-        few = needed(self.group, self._state.members, ours)
+        few = needed(self.group, self._tools.statements.base(self._state.members), ours)
         return pb.Link(
             round=shadow.round,
             digest=shadow.digest,

@@ -70,6 +70,9 @@ class Leader:
 
     Args:
         patience: learns how long after the first member the others arrive.
+
+    Attributes:
+        witness_says: why the run's witness has not given its vote when it was last asked.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Leader:
         self._last = Proposal()
         self._answered: dict[str, bytes] = {}
         self._told = ""
+        self.witness_says = ""
 
     async def gather(self, sender: str, signed: Signed) -> Proposal:
         """Answer a member that is ready, once there is an answer."""
@@ -114,6 +118,16 @@ class Leader:
         """Close each group when it is complete or its deadline has passed; runs forever."""
         while True:
             await self._roster.changed.wait(self._close_if_due())
+
+    def lacks_witness(self) -> bool:
+        """Whether the vote of the run's witness is all that is missing: the members that are not here are silent."""
+        view = self._view()
+        base = self._statements.base(view.base)
+        if not base.witness or self._round != view.committed + 1:
+            return False
+        here = self._votes(self._arrivals)
+        answering = {*here, *self._roster.participants()}
+        return not quorum.has_quorum(answering, base) and quorum.has_quorum({*here, base.witness}, base)
 
     def _abreast(self) -> list[str]:
         view = self._view()
@@ -169,14 +183,19 @@ class Leader:
         return None
 
     def _voters(self, nodes: Collection[str]) -> frozenset[str]:
-        return quorum.voters_of({node: self._arrivals[node].announced for node in nodes}, self._view().base)
+        base = self._statements.base(self._view().base)
+        return quorum.voters_of({node: self._arrivals[node].announced for node in nodes}, base)
+
+    def _votes(self, nodes: Collection[str]) -> frozenset[str]:
+        return quorum.votes_of({node: self._arrivals[node].announced for node in nodes})
 
     def _lacking(self, group: frozenset[str], view: LeaderView) -> str:
         """Why this group cannot start, in words; empty if it can."""
-        votes = quorum.votes_of({node: self._arrivals[node].announced for node in group})
-        if not quorum.has_quorum(votes, view.base, self._statements.convicted):
+        votes = self._votes(group)
+        if not quorum.has_quorum(votes, self._statements.base(view.base)):
             absent = ", ".join(sorted(set(view.base) - votes - {*self._roster.participants()}))
-            return f"no majority of the last round's members is here; absent: {absent}" if absent else BUSY
+            witness = f"; the witness does not give its vote: {self.witness_says}" if self.witness_says else ""
+            return f"no majority of the last round's members is here; absent: {absent}{witness}" if absent else BUSY
         readies = [self._arrivals[node].ready for node in group]
         decision = quorum.choose_value(readies, self._voters(group), self._statements.convicted)
         if isinstance(decision, quorum.Blocked):

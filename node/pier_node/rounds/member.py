@@ -26,11 +26,12 @@ from pier_node.rounds.commitments import Promises, Superseded
 from pier_node.rounds.double_votes import Disputes
 from pier_node.rounds.leader import BUSY, POLL, Leader, LeaderView, read_announcement, waiting_level
 from pier_node.rounds.proofs import ProgressChecks, Trust, Trusted, alone
-from pier_node.rounds.quorum import Base, flaw, has_quorum, leader_of, order
+from pier_node.rounds.quorum import flaw, has_quorum, leader_of, order
 from pier_node.rounds.reduce import Codes
 from pier_node.rounds.suspects import Behind, Involved, Standstill, Suspects, Suspicion
+from pier_node.rounds.witness import Ask, check_gift, vote_of_witness
 from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, Chunk, PeerLost
-from pier_proto.v1.peer_pb2 import AbortNotice, Ack, Link, Proposal, Ready, Signed, Vote
+from pier_proto.v1.peer_pb2 import AbortNotice, Ack, Handover, Link, Proposal, Ready, Signed, Vote
 
 NO_CODES: Codes = {}
 REFUSED = 1.0
@@ -180,6 +181,8 @@ class Rounds:
             tasks.create_task(self.leader.run())
             tasks.create_task(self.claims.run())
             tasks.create_task(self.disputes.run())
+            if ask := self._tools.ask_witness:
+                tasks.create_task(self._call_witness(ask))
 
     def trust(self) -> Trust:
         """What this site trusts: the state that it has."""
@@ -210,6 +213,26 @@ class Rounds:
     def handovers(self) -> list[Signed]:
         """The handovers that prove which votes we hold and which we gave away."""
         return self.promises.handovers(self.base, self.statements)
+
+    async def _call_witness(self, ask: Ask) -> None:
+        """Get the vote of the run's witness in each round that lacks nothing else; runs forever."""
+        witness, backoff = self.statements.witness, Backoff(first=1.0, last=10.0)
+        while True:
+            await self._roster.changed.until(lambda: self.leader.lacks_witness() and witness not in self.promises.votes)
+            here = self._trusted()
+            try:
+                signed = await vote_of_witness(ask, here, self.prove)
+                check_gift(self.statements.read(Handover, signed), witness, self.node, here)
+                if self.promises.has_taken(signed.statement):
+                    raise PeerLost("the witness", "this site has given that vote away")
+                await self.take_votes(here.round, [witness], [signed])
+            except (PeerLost, BadMessage, ValueError) as problem:  # ValueError: the round was decided meanwhile
+                self.leader.witness_says = problem.reason if isinstance(problem, PeerLost) else str(problem)
+                await asyncio.sleep(backoff.seconds())
+                continue
+            log.warning("round %d: half of its members are silent, and the witness gives its vote", here.round + 1)
+            self.leader.witness_says, backoff = "", Backoff(first=1.0, last=10.0)
+            self._roster.changed.notify()
 
     # --- asking the leader ---------------------------------------------------------------------
 
@@ -274,7 +297,7 @@ class Rounds:
         clock = asyncio.get_running_loop().time
         asked_at = clock()
         try:
-            proposal = await first_of(self._answer_of(leader, signed), self._until_cleared(ready.suspects))
+            proposal = await first_of(self._answer_of(leader, signed), self._until_outdated(ready))
         except PeerLost as lost:
             log.warning("round %d: the leader %s is lost: %s", ready.round, leader, lost.reason)
             self._suspects.add(leader, refused=clock() - asked_at < REFUSED, since=asked_at)
@@ -293,9 +316,10 @@ class Rounds:
             return await self.leader.gather(leader, signed)
         return await self._carrier.call(leader, GATHER, signed, 2 * POLL)
 
-    async def _until_cleared(self, suspects: Collection[str]) -> None:
-        """Return once one of these is suspected no more: it may lead, and the announcement accuses it falsely."""
-        await self._roster.changed.until(lambda: not self._suspects.now().issuperset(suspects))
+    async def _until_outdated(self, ready: Ready) -> None:
+        """Return once an announcement is out of date: our votes have changed, or a suspect in it is none now."""
+        nonce, suspects = ready.nonce, {*ready.suspects}
+        await self._roster.changed.until(lambda: self._nonce != nonce or not self._suspects.now().issuperset(suspects))
 
     def _watch(self, leader: str, round: int, proposal: Proposal) -> None:
         """Log what another leader waits for; suspect a leader that keeps everyone waiting."""
@@ -308,8 +332,8 @@ class Rounds:
     def _all_wait(self, leader: str) -> bool:
         """Whether the leader has a quorum even without itself, and all others do nothing but wait for it."""
         others = {*self._roster.abreast(self.state.round, self._committed_at)} - {leader, self.node}
-        convicted = self.statements.convicted
-        enough = has_quorum({*others, self.node}, self.state.members, convicted) and len(others) + 2 >= self.sites
+        base = self.statements.base(self.state.members)
+        enough = has_quorum({*others, self.node}, base) and len(others) + 2 >= self.sites
         return enough and all(map(self._roster.waits, others))
 
     def _ready(self, update: Update) -> Ready:
@@ -334,7 +358,7 @@ class Rounds:
         try:
             read = [read_announcement(signed, self.statements) for signed in proposal.readies]
             announced = {it.ready.node: it for it in read}
-            base = Base(self.state.members, self.statements.convicted)
+            base = self.statements.base(self.state.members)
             problem = flaw(proposal, ready, announced, base, self._length(ready.round))
         except BadMessage as bad:
             problem = str(bad)

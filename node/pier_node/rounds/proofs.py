@@ -72,8 +72,8 @@ def follow(trusted: Trusted, link: Link, statements: Statements) -> Trusted:
     if group != sorted(set(group)):
         raise BadMessage("a proof whose votes are out of order")
     told = [*group, *(signed.node for signed in link.handovers)]
-    base, convicted = trusted.members, statements.convicted
-    if not has_quorum(told, base, convicted):  # before anything slow: anybody can send names
+    base = statements.base(trusted.members)
+    if not has_quorum(told, base):  # before anything slow: anybody can send names
         raise BadMessage(f"a proof of round {link.round} without a majority of the members of round {trusted.round}")
     first = sorted(link.votes, key=lambda signed: signed.node not in trusted.members)
     read = {signed.node: statements.read(Vote, signed) for signed in first}
@@ -81,7 +81,7 @@ def follow(trusted: Trusted, link: Link, statements: Statements) -> Trusted:
     plan = plan_name(link.base, link.ballot, group, link.members)
     if any((it.round, it.digest, it.ballot, it.plan) != (link.round, link.digest, link.ballot, plan) for it in votes):
         raise BadMessage(f"a proof of round {link.round} with votes for something else")
-    if not has_quorum(_carried(votes, link, statements), base, convicted):
+    if not has_quorum(_carried(votes, link, statements), base):
         raise BadMessage(f"a proof of round {link.round} without a majority of the members of round {trusted.round}")
     return _proven(link)
 

@@ -9,7 +9,8 @@ Handovers say who holds whose vote. Each member of a round has one vote, and a s
 that it holds to an heir. Gifts are signed, numbered statements (Handover), so a vote can be followed from its owner:
 the n-th time it comes to a site, it leaves with the n-th of that site's gifts that contains it. Where this path ends,
 there the vote is, whether or not the last heir has heard of the gift. A group carries the votes whose last heir is in
-it, because that heir shows all of its own gifts. So any two groups that carry the same vote share a member.
+it, because that heir shows all of its own gifts. So any two groups that carry the same vote share a member. The vote of
+a witness (witness.py) is a gift to one member in each round that needs it.
 
 A leader proposes by these rules, and each member repeats its decision (`flaw`): it trusts nobody's word. A proposal
 carries the signed announcements of its members, whose signatures are checked before.
@@ -48,25 +49,45 @@ LEAP = 1 << 20
 """A ballot number this far above what others have seen was not reached by attempts."""
 
 
-def has_quorum(votes: Collection[str], base: Collection[str], convicted: Collection[str] = ()) -> bool:
-    """Whether a group may decide: it needs the votes of a majority of the last round's members.
+@dataclass(frozen=True)
+class Base:
+    """Whose votes decide a round.
 
-    Every member has one vote, and a site that stops politely hands its votes to one other site. A vote is in one hand
-    at a time, so two groups cannot both have most of them. If the votes are split evenly, the side with the vote of the
-    lowest node id continues, so that one of two sites can survive the loss of the other.
-
-    Args:
-        convicted: nodes that have voted twice (double_votes.py). A majority of the others is a quorum too: with the
-            vote of a convicted node, which votes on any side, it would be one anyway, and two such quorums share a
-            member.
+    Attributes:
+        members: members of the last committed round; each of them has one vote.
+        convicted: nodes that have voted twice (double_votes.py).
+        witness: the node whose vote decides if the members' votes are split evenly (witness.py); "" if the run has
+            none: then it is the vote of the lowest node id, so that one of two sites can survive the loss of the other.
     """
-    honest = {*base} - {*convicted}
-    return _has_most(votes, base) or (len(honest) < len(base) and _has_most(votes, honest))
+
+    members: Collection[str]
+    convicted: Collection[str] = ()
+    witness: str = ""
+
+    @property
+    def votes(self) -> frozenset[str]:
+        """All votes that count."""
+        return frozenset({*self.members, *filter(None, [self.witness])})
 
 
-def _has_most(votes: Collection[str], base: Collection[str]) -> bool:
-    present = set(votes) & set(base)
-    return 2 * len(present) > len(base) or (2 * len(present) == len(base) and min(base, default="") in present)
+def has_quorum(votes: Collection[str], base: Base) -> bool:
+    """Whether a group may decide: it needs a majority of the members' votes, or half of them and the one that decides.
+
+    A site that stops politely hands its votes to one other site. A vote is in one hand at a time, so two groups cannot
+    both have most of them.
+
+    A majority of the members that are not convicted is a quorum too: with the vote of a convicted node, which votes on
+    any side, it would be one anyway, and two such quorums share a member.
+    """
+    honest = {*base.members} - {*base.convicted}
+    return _has_most(votes, base.members, base.witness) or (
+        len(honest) < len(base.members) and _has_most(votes, honest, base.witness)
+    )
+
+
+def _has_most(votes: Collection[str], members: Collection[str], witness: str) -> bool:
+    twice, size = 2 * len({*votes} & {*members}), len(members)
+    return twice > size or (twice == size > 0 and (witness or min(members)) in {*votes})
 
 
 def leader_of(nodes: Collection[str], base: Collection[str]) -> str:
@@ -179,16 +200,17 @@ def received(handovers: Iterable[Handover], gift: Handover) -> frozenset[str]:
     return frozenset(vote for vote in gift.votes if _holder(vote, gifts) == gift.heir)
 
 
-def needed(group: Collection[str], base: Collection[str], handovers: Iterable[Handover]) -> list[Handover]:
+def needed(group: Collection[str], base: Base, handovers: Iterable[Handover]) -> list[Handover]:
     """The few handovers that show a group's quorum, if it has one; members could make up any number of others.
 
     Args:
-        base: members of the last committed round.
         handovers: as for `carried`.
     """
     told = list(handovers)
     gifts, shown = _by_giver(told), dict[bytes, Handover]()
-    ways = sorted((way for vote in {*base} - {*group} if (way := _way(vote, gifts)) and way[-1].heir in group), key=len)
+    ways = sorted(
+        (way for vote in base.votes - {*group} if (way := _way(vote, gifts)) and way[-1].heir in group), key=len
+    )
     for way in [[], *ways]:
         shown |= {it.SerializeToString(): it for it in way}
         if has_quorum(carried(group, shown.values()), base):
@@ -229,22 +251,14 @@ class Announcement:
     handovers: Sequence[Handover] = ()
 
 
-@dataclass(frozen=True)
-class Base:
-    """Members of the last committed round, and the nodes that have voted twice."""
-
-    members: Collection[str]
-    convicted: Collection[str] = ()
-
-
 def votes_of(announced: Mapping[str, Announcement]) -> frozenset[str]:
-    """The votes of the last round's members that a group carries."""
+    """The votes that a group carries."""
     return carried(announced, _shown(announced))
 
 
-def voters_of(announced: Mapping[str, Announcement], base: Collection[str]) -> frozenset[str]:
-    """Nodes whose word about earlier votes counts: members of the last round, and holders of their votes."""
-    return frozenset({*base, *holders(base, _shown(announced)).values()} & {*announced})
+def voters_of(announced: Mapping[str, Announcement], base: Base) -> frozenset[str]:
+    """Nodes whose word about earlier votes counts: members of the last round, and holders of votes that count."""
+    return frozenset({*base.members, *holders(base.votes, _shown(announced)).values()} & {*announced})
 
 
 def _shown(announced: Mapping[str, Announcement]) -> list[Handover]:
@@ -262,7 +276,6 @@ def flaw(proposal: Proposal, mine: Ready, announced: Mapping[str, Announcement],
     Args:
         mine: what the member announced; the proposal must rest on exactly that.
         announced: announcements of the proposal's members.
-        base: the members whose votes a quorum needs.
         length: number of parameters.
     """
     group = [share.node for share in proposal.shares]
@@ -281,7 +294,7 @@ def _flaw_of_group(proposal: Proposal, mine: Ready, announced: Mapping[str, Anno
     readies = [it.ready for it in announced.values()]
     if any((ready.round, ready.base) != (mine.round, mine.base) for ready in readies):
         return "members at another state"
-    if not has_quorum(votes_of(announced), base.members, base.convicted):
+    if not has_quorum(votes_of(announced), base):
         return "no quorum"
     leader = proposal.ballot.leader
     if leader not in base.members and not {*base.members}.isdisjoint(announced):
@@ -290,7 +303,7 @@ def _flaw_of_group(proposal: Proposal, mine: Ready, announced: Mapping[str, Anno
         return "a ballot that does not follow"
     if proposal.ballot.number > mine.seen.number + LEAP:
         return "a ballot far above all that this site has seen"
-    decision = choose_value(readies, voters_of(announced, base.members), base.convicted)
+    decision = choose_value(readies, voters_of(announced, base), base.convicted)
     if isinstance(decision, Blocked):
         return "a result may have been committed by others"
     adopts = decision.value if isinstance(decision, Adopt) else None

@@ -6,9 +6,11 @@ Others can pass a statement on, but cannot change it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol, TypeVar
 
 from pier_node.identity.node import Signer
+from pier_node.rounds.quorum import Base
 from pier_node.wire.bounds import parse
 from pier_node.wire.carrier import BadMessage
 from pier_proto.v1.peer_pb2 import Handover, Ready, Signed, Vote, Vouch
@@ -20,10 +22,11 @@ class Statements(Protocol):
     """Makes this node's statements and reads those of others.
 
     Attributes:
-        convicted: nodes that have voted twice; quorum.py says how a quorum counts them.
+        convicted, witness: nodes that have voted twice, and the run's witness if it has one: see quorum.Base.
     """
 
     convicted: set[str]
+    witness: str
 
     def seal(self, message: Ready | Vote | Handover | Vouch) -> Signed:
         """Sign a statement in this node's name."""
@@ -31,12 +34,16 @@ class Statements(Protocol):
     def read(self, kind: type[M], signed: Signed) -> M:
         """What a node said. Raises BadMessage unless it is within bounds and signed by the node that it names."""
 
+    def base(self, members: Collection[str]) -> Base:
+        """Whose votes decide the round after one with these members."""
+        return Base(members, self.convicted, self.witness)
 
-class SignedStatements:
+
+class SignedStatements(Statements):
     """Statements for one run, signed with the keys of its nodes."""
 
-    def __init__(self, signer: Signer) -> None:
-        self._signer = signer
+    def __init__(self, signer: Signer, witness: str = "") -> None:
+        self._signer, self.witness = signer, witness
         self.convicted = set[str]()
 
     def seal(self, message: Ready | Vote | Handover | Vouch) -> Signed:

@@ -202,7 +202,7 @@ class Entrance:
         self.carrier = make_carrier(member.transport, node, run_hash, member.credentials, settings.folder)
         self._site = Site(node=node, name=settings.name or member.name or socket.gethostname())
         self._signer = Signer(member.identity, run_hash)
-        self._statements = SignedStatements(self._signer)
+        self._statements = SignedStatements(self._signer, member.witness)
         self.reporter = Reporter(config, self._site, self.carrier, Progress())
         self.roster = Roster(self.carrier, self.reporter.pulse, signer=self._signer)
         self._record = SiteRecord(not settings.peers, slot=0, transport=member.transport)

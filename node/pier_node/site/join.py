@@ -125,6 +125,11 @@ class Membership:
         return self.record.founded_by if self.record else ""
 
     @property
+    def witness(self) -> str:
+        """Node id of the run's witness: the coordinator, which gave this site its place; empty if it has none."""
+        return self.enrolment.node if self.enrolment and self.config.run.witness else ""
+
+    @property
     def name(self) -> str:
         """The last name of this site; empty: it has none yet."""
         return self.record.name if self.record else ""
@@ -173,6 +178,11 @@ async def find_run(settings: Settings) -> Membership:
 
     if config is None:
         config = await _ask_for_config(settings.peers, connect)
+    if config.run.witness:
+        raise PierError(
+            "run.witness = true, but this run has no coordinator, which would be the witness",
+            "Leave it out, or make the run with `pier-coordinator init`: docs/multi-site.md.",
+        )
     if token is not None:
         token.require_run(config.hash())
     addresses = [*settings.peers, *(site.address for site in record.sites())] if record else settings.peers

@@ -150,6 +150,7 @@ def rounds_of_all(site: Joined, keep: Keep, length: int, state: OuterState, mean
         mean=trimmed_mean if config.outer.robust == "trimmed" and not piped else weighted_mean,
         weighing=(lambda _: one_each) if alike else partial(weighing, config),
         convict=site.convict,
+        ask_witness=site.coordination.client.ask_witness if site.coordination and config.run.witness else None,
     )
     return Rounds(tools, state, lambda number: length if piped else synced(config, number, length))
 

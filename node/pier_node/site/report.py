@@ -104,9 +104,9 @@ def _missing(reporter: Reporter, roster: Roster) -> frozenset[str]:
         return frozenset() if anybody else frozenset(site.node for site in roster.known())
     if not isinstance(reporter.rounds, Rounds):  # pairs: a site without a partner continues alone
         return frozenset()
-    members, convicted = reporter.rounds.state.members, reporter.rounds.statements.convicted
-    here = {node for node in members if roster.alive(node)}
-    return frozenset() if has_quorum(here, members, convicted) else frozenset(members) - here - convicted
+    base = reporter.rounds.statements.base(reporter.rounds.state.members)
+    here = {node for node in base.members if roster.alive(node)}
+    return frozenset() if has_quorum(here, base) else frozenset(base.members) - here - {*base.convicted}
 
 
 def _lacks_new_ones(reporter: Reporter, roster: Roster) -> bool:

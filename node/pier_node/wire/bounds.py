@@ -130,6 +130,8 @@ FIELDS = rules.complete(
             "votes": PARTS,
             "handovers": HANDOVERS,
         },
+        peer.WitnessRequest: {"base": HASH, "proof": Many(Part(), LINKS)},
+        peer.WitnessReply: {"trusted": COUNT, "reason": REASON},
         peer.AbortNotice: {
             "node": NODE,
             "round": COUNT,

@@ -949,6 +949,64 @@ class Link(_message.Message):
 Global___Link: _TypeAlias = Link  # noqa: Y015
 
 @_typing.final
+class WitnessRequest(_message.Message):
+    """To the run's witness (rounds/witness.py): "give me your vote for the round after this state"."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BASE_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    base: _builtins.bytes
+    """digest of that state, which this site has"""
+    @_builtins.property
+    def proof(self) -> _containers.RepeatedCompositeFieldContainer[Global___Link]:
+        """that it was committed, from the state that the witness trusts; or a first part"""
+
+    def __init__(
+        self,
+        *,
+        base: _builtins.bytes = ...,
+        proof: _abc.Iterable[Global___Link] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "proof", b"proof"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WitnessRequest: _TypeAlias = WitnessRequest  # noqa: Y015
+
+@_typing.final
+class WitnessReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRUSTED_FIELD_NUMBER: _builtins.int
+    HANDOVER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    trusted: _builtins.int
+    """1 + the round of the state that the witness trusts now"""
+    reason: _builtins.str
+    """why not; empty: it needs more of the proof"""
+    @_builtins.property
+    def handover(self) -> Global___Signed:
+        """its vote; not set: it has not given it"""
+
+    def __init__(
+        self,
+        *,
+        trusted: _builtins.int = ...,
+        handover: Global___Signed | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["handover", b"handover"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handover", b"handover", "reason", b"reason", "trusted", b"trusted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WitnessReply: _TypeAlias = WitnessReply  # noqa: Y015
+
+@_typing.final
 class AbortNotice(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

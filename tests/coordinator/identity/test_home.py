@@ -27,6 +27,10 @@ def test_a_folder_is_made_once(folder: Path) -> None:
     assert Home.found(folder).config.model.preset == "llama-tiny"
 
 
+def test_the_coordinator_is_the_witness_of_its_run(folder: Path) -> None:
+    assert Home.found(folder).config.run.witness
+
+
 def test_a_run_is_named_after_its_folder(folder: Path) -> None:
     assert Home.found(folder).config.run.name == "my-run"
 

@@ -8,7 +8,8 @@ from coordinator.cases import ALICE, BOB, CAROL, NOW, STREAM, Ticket, pulse, reg
 from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
-from wire.samples import REVOCATIONS, changed
+from wire.samples import HASH, REVOCATIONS, changed
+from wire.samples import LINK as PROOF
 
 from pier_coordinator.service.bounds import DOMAINS, EXPERTS, FIELDS, MESSAGE_BYTES, RECORDS, SHEET_BYTES, parse
 from pier_node.config.run import SITES
@@ -48,7 +49,7 @@ from pier_proto.v1.coordinator_pb2 import (
     Stage,
     WatchRequest,
 )
-from pier_proto.v1.peer_pb2 import Place, Pulse, Revocations, Site, TokenizerRequest
+from pier_proto.v1.peer_pb2 import Place, Pulse, Revocations, Site, TokenizerRequest, WitnessRequest
 
 KINDS = sorted(FIELDS, key=lambda kind: kind.__name__)
 SAMPLE = Sample(inner_step=1, tokens=2, tokens_per_second=3.0, loss=math.nan, utilisation=0.5, bytes_sent=4, memory=5)
@@ -91,6 +92,7 @@ REGISTERED = RegisterReply(lease=b"l", lease_seconds=15, founder=ALICE.node, ros
 BEAT = HeartbeatRequest(lease=b"l", pulse=pulse(ALICE, loss=math.nan))
 PLACED = pulse(ALICE, place=Place(stage=1, forward=0.1, transfer={BOB.node: 0.2}, round_trip={BOB.node: 0.1}))
 SAMPLES: list[Message] = [
+    WitnessRequest(base=HASH, proof=[PROOF]),
     Ticket.make().request(ALICE),
     EnrolReply(certificate=b"PEM", authority=b"PEM", run_config="{}", node=CAROL.node),
     register_request(ALICE),
@@ -120,7 +122,17 @@ SAMPLES: list[Message] = [
 
 def test_there_is_a_rule_for_every_field_of_every_message() -> None:
     messages = dict(coordinator_pb2.DESCRIPTOR.message_types_by_name)
-    of_sites = {"Site", "Pulse", "Place", "Revocations", "TokenizerRequest"}
+    of_sites = {
+        "Site",
+        "Pulse",
+        "Place",
+        "Revocations",
+        "TokenizerRequest",
+        "WitnessRequest",
+        "Link",
+        "Ballot",
+        "Signed",
+    }
     assert {kind.__name__ for kind in KINDS} - of_sites == set(messages)
     for kind in KINDS:
         assert set(FIELDS[kind]) == set(kind.DESCRIPTOR.fields_by_name), kind.__name__

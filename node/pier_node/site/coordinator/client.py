@@ -35,11 +35,11 @@ from pier_node.site.coordinator.records import Noting, Recorder, Reports, cpu_bu
 from pier_node.site.orders import Orders
 from pier_node.site.report import Names, Reporter
 from pier_node.site.settings import Settings
-from pier_node.wire.carrier import PROTOCOL
+from pier_node.wire.carrier import PROTOCOL, PeerLost
 from pier_node.wire.files import PIECE, pieces_of
 from pier_node.wire.links import SiteCarrier
 from pier_proto.v1 import coordinator_pb2 as pb
-from pier_proto.v1.peer_pb2 import Pulse, Site
+from pier_proto.v1.peer_pb2 import Pulse, Site, WitnessReply, WitnessRequest
 
 if TYPE_CHECKING:
     from pier_node.site.join import Membership
@@ -150,6 +150,13 @@ class CoordinatorClient:
                 except (NoLease, Unreachable) as problem:
                     log.info("score sheets wait: %s", problem)
             await asyncio.sleep(_spread(backoff.seconds()))
+
+    async def ask_witness(self, request: WitnessRequest) -> WitnessReply:
+        """Ask the coordinator, as the run's witness, for its vote. Raises PeerLost."""
+        try:
+            return await self._link.witness(request, ANSWER)
+        except (NoLease, Refused, Unreachable) as problem:
+            raise PeerLost("the coordinator", str(problem)) from problem
 
     async def give_checkpoint(self, plan: str, kept: Kept, file: BufferedReader) -> None:
         """Send the checkpoint in an open file to the coordinator. Raises NoLease, Refused, Unreachable."""

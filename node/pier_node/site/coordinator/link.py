@@ -38,7 +38,7 @@ from pier_node.wire.grpc.carrier import CHANNEL_OPTIONS, NO_PROBES
 from pier_node.wire.grpc.reasons import lost
 from pier_proto.v1 import coordinator_pb2 as pb
 from pier_proto.v1.coordinator_pb2 import EnrolReply, EnrolRequest
-from pier_proto.v1.peer_pb2 import TokenizerPart, TokenizerRequest
+from pier_proto.v1.peer_pb2 import TokenizerPart, TokenizerRequest, WitnessReply, WitnessRequest
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +118,10 @@ class Link:
     async def report(self, request: pb.ReportRequest, timeout: float) -> pb.ReportReply:
         """Call Report. Raises NoLease, Refused, Unreachable."""
         return await self._ask("Report", request, pb.ReportReply, timeout)
+
+    async def witness(self, request: WitnessRequest, timeout: float) -> WitnessReply:
+        """Call Witness. Raises Refused, Unreachable."""
+        return await self._ask("Witness", request, WitnessReply, timeout)
 
     async def deliver(self, pieces: AsyncIterator[pb.DeliverRequest], timeout: float) -> pb.DeliverReply:
         """Call Deliver. Raises NoLease, Refused, Unreachable."""
