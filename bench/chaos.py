@@ -51,14 +51,13 @@ from bench.chaos_faults import (
     small_disk,
     tidy_clocks,
 )
-from bench.goodput_sites import HOOK, Site, hooked, start_commands
+from bench.goodput_sites import ENDLESS, HOOK, INNER_STEPS, PACE, Site, hooked, start_commands
 from bench.slow_links import refuse_without_tools, star
 from bench.tiny_run import Keys, tiny_run
 from pier_node.base.errors import PierError
 from pier_node.rounds.folder import EVENTS_FILE, read_events
 
 ALGORITHMS = ("diloco", "noloco")
-PACE, INNER_STEPS, ENDLESS = 0.05, 20, 10_000_000
 RATE = 100.0
 """Mbit/s of a site's uplink."""
 DISK = 64

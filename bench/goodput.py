@@ -8,6 +8,8 @@ faults, 15 s apart on average (a seeded Poisson process): SIGKILL to its daemon,
 command is run again at once, as systemd would do. Goodput is the rate at which tokens get into the committed model,
 relative to that of the same sites without faults.
 
+With a witness, the sites have a coordinator, which is killed as often as they are: half of them go on with its vote.
+
 Two other policies go through the same faults. They are Pier too, so that only the reaction to a fault differs. The
 first waits for everybody: it takes no round without all sites (goodput_hook/). The second restarts the whole job: it
 also takes no round without all sites, and each fault kills all of them, as when a collective fails. It notices at
@@ -31,9 +33,6 @@ from rich.table import Table
 from bench.goodput_figures import Lives, Outcome, Setting, outcome, undisturbed
 from bench.goodput_sites import Site, running
 
-PACE = 0.05
-INNER_STEPS = 20
-"""A round a second."""
 WARM = 12
 """Rounds of all sites before faults begin: deadlines are learnt by then."""
 PATIENCE = 180.0
@@ -50,11 +49,13 @@ class Way:
     faults: bool = True
     waits: bool = False
     restarts: bool = False
+    witness: bool = False
 
 
 WAYS = (
     Way("no faults", faults=False),
     Way("pier"),
+    Way("pier with a witness", witness=True),
     Way("wait for everybody", waits=True),
     Way("restart the whole job", waits=True, restarts=True),
 )
@@ -63,13 +64,14 @@ WAYS = (
 def measure(way: Way, setting: Setting) -> Outcome:
     """Run the sites once. Raises RuntimeError: they do not come together."""
     with tempfile.TemporaryDirectory() as folder:
-        with running(Path(folder), setting.sites, INNER_STEPS, PACE, setting.overlap, way.waits) as sites:
+        with running(Path(folder), setting.sites, setting.overlap, way.waits, way.witness) as victims:
+            sites = victims[: setting.sites]
             _come_together(sites)
             begun = time.time()
-            for fault in setting.faults() if way.faults else []:
-                _supervise(sites, begun + fault.at)
-                _strike(sites if way.restarts else [sites[fault.site]])
-            _supervise(sites, begun + setting.seconds)
+            for fault in setting.faults(len(victims)) if way.faults else []:
+                _supervise(victims, begun + fault.at)
+                _strike(victims if way.restarts else [victims[fault.site]])
+            _supervise(victims, begun + setting.seconds)
         lives = [Lives(site.commits(), site.killed, site.died) for site in sites]
     return outcome(way.name, lives, begun, begun + setting.seconds, os.getloadavg()[0])
 

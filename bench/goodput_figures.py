@@ -59,9 +59,9 @@ class Setting:
     seed: int
     overlap: bool
 
-    def faults(self) -> list[Fault]:
-        """The schedule."""
-        return schedule(self.seed, self.sites, self.mean, self.seconds)
+    def faults(self, victims: int = 0) -> list[Fault]:
+        """The schedule, of the sites or of so many victims."""
+        return schedule(self.seed, victims or self.sites, self.mean, self.seconds)
 
 
 def tokens_at(commits: Iterable[Commit], when: float) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sysconfig
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -20,7 +22,12 @@ from pier_node.identity.node import Token
 from pier_node.rounds.folder import EVENTS_FILE, read_events
 
 HOOK = Path(__file__).with_name("goodput_hook")
+PROGRAMS = Path(sysconfig.get_path("scripts"))
 ENDLESS = 10_000_000
+PACE = 0.05
+"""Seconds of an inner step."""
+INNER_STEPS = 20
+"""A round a second."""
 GONE_SECONDS = 10.0
 """The most that a killed process takes to be gone."""
 
@@ -34,14 +41,14 @@ class Site:
     """
 
     def __init__(self, command: list[str], folder: Path, environment: Mapping[str, str]) -> None:
-        self._command, self._folder, self._environment = command, folder, environment
+        self._command, self.folder, self._environment = command, folder, environment
         self._process: subprocess.Popen[bytes] | None = None
         self.killed: list[float] = []
         self.died = 0
 
     def start(self) -> None:
         """Run its command."""
-        with self._folder.with_suffix(".log").open("ab") as log:
+        with self.folder.with_suffix(".log").open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -95,7 +102,7 @@ class Site:
 
     def commits(self) -> list[Commit]:
         """What it wrote down of each round that it committed, in all of its lives."""
-        path = self._folder / EVENTS_FILE
+        path = self.folder / EVENTS_FILE
         return [
             Commit(event["time"], event["round"], len(event["members"]), event["tokens_in_anchor"])
             for event in read_events(path.read_bytes() if path.exists() else b"")
@@ -103,7 +110,7 @@ class Site:
 
     def tail(self) -> str:
         """The end of what it printed."""
-        return "\n".join(self._folder.with_suffix(".log").read_text(errors="replace").splitlines()[-20:])
+        return "\n".join(self.folder.with_suffix(".log").read_text(errors="replace").splitlines()[-20:])
 
 
 def hooked(hook: Path, **variables: object) -> dict[str, str]:
@@ -115,7 +122,7 @@ def hooked(hook: Path, **variables: object) -> dict[str, str]:
 
 def start_commands(run: Path, folders: Sequence[Path], addresses: Sequence[str]) -> list[list[str]]:
     """`pier-node start` for each folder, at its address; the first site founds the run, which the others join."""
-    token, program = str(Token.new(load(run).hash())), str(Path(sysconfig.get_path("scripts")) / "pier-node")
+    token, program = str(Token.new(load(run).hash())), str(PROGRAMS / "pier-node")
     ways = [["--run", str(run)], *(["--peers", addresses[0]] for _ in addresses[1:])]
     return [
         [program, "start", *way, "--token", token, "--data", str(folder), "--name", folder.name, "--listen", address]
@@ -123,23 +130,55 @@ def start_commands(run: Path, folders: Sequence[Path], addresses: Sequence[str])
     ]
 
 
+def invited(coordinator: Site, run: str, folders: Sequence[Path], addresses: Sequence[str]) -> list[list[str]]:
+    """`pier-node start` for each folder, with an invite of the run's coordinator, which is started here."""
+    folder = coordinator.folder
+    folder.mkdir()
+    (folder / "run.toml").write_text(run)
+    coordinator.start()
+    return [[*_invite(folder, each.name), "--data", str(each), "--listen", at] for each, at in zip(folders, addresses)]
+
+
+def _invite(folder: Path, name: str) -> list[str]:
+    """The command of an invite, once the coordinator answers. Raises RuntimeError."""
+    words = [str(PROGRAMS / "pier-coordinator"), "invite", "--data", str(folder), "--name", name, "--json"]
+    deadline = time.monotonic() + GONE_SECONDS
+    while (done := subprocess.run(words, capture_output=True, text=True)).returncode:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"no invite: {done.stderr}")
+    made = json.loads(done.stdout)
+    file = folder / f"{name}.token"
+    file.write_text(made["token"])
+    return [str(PROGRAMS / "pier-node"), *made["command"].split()[1:], "--token-file", str(file)]
+
+
 @contextmanager
-def running(work: Path, count: int, inner_steps: int, pace: float, overlap: bool, waits: bool) -> Iterator[list[Site]]:
+def running(work: Path, count: int, overlap: bool, waits: bool, witness: bool) -> Iterator[list[Site]]:
     """Sites of a run of their own, started; killed in the end.
 
     Args:
-        pace: seconds that an inner step takes.
         waits: no round without all of them.
+        witness: they have a coordinator, which is the witness, and comes last.
     """
-    run = work / "run.toml"
-    run.write_text(tiny_run(count, ENDLESS, inner_steps, {"overlap": overlap}))
-    environment = hooked(HOOK, PIER_BENCH_PACE=pace, PIER_BENCH_WAITS=int(waits))
+    run = tiny_run(count, ENDLESS, INNER_STEPS, {"overlap": overlap}, witness=witness)
+    environment = hooked(HOOK, PIER_BENCH_PACE=PACE, PIER_BENCH_WAITS=int(waits))
     folders = [work / f"site-{number}" for number in range(count)]
-    commands = start_commands(run, folders, [f"127.0.0.1:{free_port()}" for _ in folders])
+    addresses = [f"127.0.0.1:{free_port()}" for _ in folders]
     with ExitStack() as stack:
+        last = list[Site]()
+        if witness:
+            at = ["--listen", f"127.0.0.1:{free_port()}", "--page", f"127.0.0.1:{free_port()}"]
+            home = work / "coordinator"
+            last = [Site([str(PROGRAMS / "pier-coordinator"), "start", str(home), *at], home, environment)]
+            stack.callback(last[0].kill)
+            commands = invited(last[0], run, folders, addresses)
+        else:
+            file = work / "run.toml"
+            file.write_text(run)
+            commands = start_commands(file, folders, addresses)
         sites = []
         for folder, command in zip(folders, commands, strict=True):
             sites.append(Site([*command, "--workers", "1"], folder, environment))
             stack.callback(sites[-1].kill)
             sites[-1].start()
-        yield sites
+        yield [*sites, *last]

@@ -22,6 +22,7 @@ def tiny_run(
     outer: Keys = NOTHING,
     model: Keys = NOTHING,
     batch_size: int = 2,
+    witness: bool = False,
 ) -> str:
     """The text of a run.toml.
 
@@ -29,7 +30,7 @@ def tiny_run(
         outer, model: what these tables have besides; otherwise it is DiLoCo with the smallest model.
     """
     tables: dict[str, Keys] = {
-        "run": {"sites": sites},
+        "run": {"sites": sites, "witness": witness},
         "model": {"preset": "llama-tiny", **model},
         "data": {"source": "text", "path": argparse.__file__},
         "inner": {"total_steps": total_steps, "batch_size": batch_size, "eval_every": 0},
