@@ -108,9 +108,8 @@ def test_the_table_has_every_way() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("way", WAYS[1:3], ids=lambda way: way.name)
 def test_killed_sites_come_back_and_get_something_done(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        Setting, "faults", lambda self, victims: [Fault(at, victim) for at, victim in enumerate(range(1, victims), 1)]
-    )
+    faults = [Fault(1.0, 1), Fault(2.0, 2)]
+    monkeypatch.setattr(Setting, "faults", lambda self, victims: faults[: victims - 1])
     found = measure(way, Setting(2, 60.0, 15.0, 1, overlap=True))
     assert (found.kills, found.died) == (1, 0)
     assert math.isfinite(found.back), "it came back"

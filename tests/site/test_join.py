@@ -319,6 +319,27 @@ async def test_hello_spreads_to_everybody(tmp_path: Path) -> None:
         assert {len(each[1].contacts) for each in (a, b, c)} == {2}
 
 
+async def test_a_roster_is_sent_again_only_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with site(tmp_path, "a") as a, site(tmp_path, "b") as b, site(tmp_path, "c") as c:
+        greet, rosters = b.carrier.greet, list[list[str]]()
+
+        async def greeting(address: str, request: HelloRequest, timeout: float) -> HelloReply:
+            reply = await greet(address, request, timeout)
+            rosters.append([it.name for it in reply.roster])
+            return reply
+
+        monkeypatch.setattr(b.carrier, "greet", greeting)
+        for _ in range(2):
+            await b.reception.introduce([a.me.address])
+        await c.reception.introduce([a.me.address])
+        await b.reception.introduce([a.me.address])
+        assert rosters[:3] == [["a", "b"], [], ["a", "b", "c"]]
+        assert c.me.node in b.roster.contacts
+        sign_entry(a.me, Signer(Identity.load_or_create(tmp_path / "a"), CONFIG.hash()), version=2)
+        await b.reception.introduce([a.me.address])
+        assert rosters[-1] == ["a", "b", "c"], "a was started again"
+
+
 async def test_silent_peers_do_not_delay_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with site(tmp_path, "a") as (carrier, _, reception, *_):
         all_asked = asyncio.Barrier(3)

@@ -166,7 +166,7 @@ PASSPORT = IdentityProof(node=ALICE, certificate=b"PEM" * 300, proof=bytes(72))
 SAMPLES: tuple[Message, ...] = (
     Ack(),
     SITE,
-    HelloRequest(protocol=1, run_hash=HASH, site=SITE),
+    HelloRequest(protocol=1, run_hash=HASH, site=SITE, roster_hash=HASH),
     HELLO_REPLY,
     DOUBLE_VOTE,
     REVOCATIONS,

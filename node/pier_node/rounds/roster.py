@@ -167,6 +167,12 @@ class Roster:
                 new.append(site)
         return new
 
+    def has(self, sites: Iterable[Site]) -> bool:
+        """Whether this roster has all of these entries or newer ones; of barred sites it needs none."""
+        versions = {node: contact.site.version for node, contact in self.contacts.items()}
+        known = {self._carrier.node, *self.barred}
+        return all(site.node in known or versions.get(site.node, -1) >= site.version for site in sites)
+
     def keep(self, members: Iterable[str]) -> None:
         """Set the members of the last round: they are never forgotten, and are asked at the full rate when silent."""
         self._members = frozenset(members)

@@ -9,6 +9,7 @@ How a site comes back after it missed rounds is in rounds/catch_up.py.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import shutil
@@ -520,6 +521,7 @@ class Reception:
         self._silent: dict[str, PeerLost] = {}  # reason, by address
         self._told: set[str] = set()  # addresses whose silence was already logged
         self._clocks_told: set[str] = set()  # nodes whose clock was already logged
+        self._heard: dict[str, bytes] = {}  # by address: the hash of its roster, if this site has all of that
 
     async def answer(self, sender: str, request: HelloRequest) -> HelloReply:
         """Admit a site, or tell it why not."""
@@ -531,12 +533,15 @@ class Reception:
             raise BadMessage(f"this is run {self._config.hash().hex()[:8]}, not {request.run_hash.hex()[:8]}")
         if request.site.node == sender and request.site.address:
             self._roster.add(request.site)
+        roster = [self._me(), *(site for site in self._roster.known() if site.signature)]
+        digest = _roster_hash(roster)
         return HelloReply(
             protocol=PROTOCOL,
             run_hash=self._config.hash(),
             run_config=self._config.canonical(),
             site=self._me(),
-            roster=[self._me(), *(site for site in self._roster.known() if site.signature)],
+            roster=[] if digest == request.roster_hash else roster,
+            roster_hash=digest,
             revocations=self._revoked.newest if self._revoked else None,
             double_votes=self._convicted.proven,
             time=time.time(),
@@ -551,14 +556,18 @@ class Reception:
         waiting, tried, answered, some = {*addresses}, {self._me().address}, 0, asyncio.Semaphore(GREETINGS)
         while new := waiting - tried:
             tried |= new
-            replies = await asyncio.gather(*(self._greeted(address, some) for address in sorted(new)))
-            there = [reply for reply in replies if reply]
+            asked = sorted(new)
+            replies = await asyncio.gather(*(self._greeted(address, some) for address in asked))
+            there = {address: reply for address, reply in zip(asked, replies, strict=True) if reply}
             answered, waiting = answered + len(there), set()
-            for reply in there:
+            for reply in there.values():
                 if reply.site.address:
                     self._roster.add(reply.site)
-            for reply in there:
+            for address, reply in there.items():
                 waiting |= {site.address for site in self._roster.hear(reply.roster, reply.site.node)}
+                if self._roster.has(reply.roster):
+                    self._heard[address] = reply.roster_hash
+        self._heard = {address: digest for address, digest in self._heard.items() if address in tried}
         self._tell_of_silence(tried)
         return answered
 
@@ -574,7 +583,12 @@ class Reception:
 
     async def _greeted(self, address: str, some: asyncio.Semaphore) -> HelloReply | None:
         """Say hello to one address. Returns None if it is silent, so that it does not delay the others."""
-        request = HelloRequest(protocol=PROTOCOL, run_hash=self._config.hash(), site=self._me())
+        request = HelloRequest(
+            protocol=PROTOCOL,
+            run_hash=self._config.hash(),
+            site=self._me(),
+            roster_hash=self._heard.get(address, b""),
+        )
         try:
             async with some:
                 reply = await self._carrier.greet(address, request, GREETING)
@@ -597,6 +611,11 @@ class Reception:
         if wrong and reply.site.node not in self._clocks_told:
             self._clocks_told.add(reply.site.node)
             log.warning("%s (%s): %s. %s", reply.site.name or reply.site.node, address, wrong, SET_CLOCKS)
+
+
+def _roster_hash(roster: Iterable[Site]) -> bytes:
+    """SHA-256 of the sites' ids and versions: an entry never changes without its version."""
+    return hashlib.sha256(" ".join(sorted(f"{site.node}/{site.version}" for site in roster)).encode()).digest()
 
 
 def free_slot(roster: Roster, slots: int) -> int:

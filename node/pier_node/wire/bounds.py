@@ -50,7 +50,7 @@ FIELDS = rules.complete(
             "public": size(0, 128),
             "signature": size(0, 72),
         },
-        peer.HelloRequest: {"protocol": ANY, "run_hash": or_empty(HASH)},
+        peer.HelloRequest: {"protocol": ANY, "run_hash": or_empty(HASH), "roster_hash": or_empty(HASH)},
         peer.HelloReply: {
             "protocol": ANY,
             "run_hash": HASH,
@@ -60,6 +60,7 @@ FIELDS = rules.complete(
             "seen_as": or_empty(rules.ADDRESS),
             "double_votes": Many(Part(), DOUBLE_VOTES),
             "time": AMOUNT,
+            "roster_hash": or_empty(HASH),
         },
         peer.DoubleVote: {"one": Part(needed=True), "other": Part(needed=True)},
         peer.Revocations: {

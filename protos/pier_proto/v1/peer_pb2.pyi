@@ -120,9 +120,12 @@ class HelloRequest(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     RUN_HASH_FIELD_NUMBER: _builtins.int
     SITE_FIELD_NUMBER: _builtins.int
+    ROSTER_HASH_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     run_hash: _builtins.bytes
     """empty: "I do not have the configuration yet" """
+    roster_hash: _builtins.bytes
+    """of the roster that the other one last sent: not again, please; empty: none"""
     @_builtins.property
     def site(self) -> Global___Site: ...
     def __init__(
@@ -131,10 +134,11 @@ class HelloRequest(_message.Message):
         protocol: _builtins.int = ...,
         run_hash: _builtins.bytes = ...,
         site: Global___Site | None = ...,
+        roster_hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["site", b"site"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol", "run_hash", b"run_hash", "site", b"site"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol", "roster_hash", b"roster_hash", "run_hash", b"run_hash", "site", b"site"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -153,6 +157,7 @@ class HelloReply(_message.Message):
     REVOCATIONS_FIELD_NUMBER: _builtins.int
     DOUBLE_VOTES_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
+    ROSTER_HASH_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     run_hash: _builtins.bytes
     run_config: _builtins.str
@@ -161,11 +166,13 @@ class HelloReply(_message.Message):
     """the address that the caller came from"""
     time: _builtins.float
     """sender's clock, seconds since the epoch; 0: an earlier version"""
+    roster_hash: _builtins.bytes
+    """of the whole roster"""
     @_builtins.property
     def site(self) -> Global___Site: ...
     @_builtins.property
     def roster(self) -> _containers.RepeatedCompositeFieldContainer[Global___Site]:
-        """every site the replying one knows, itself included"""
+        """every site the replying one knows, itself included; empty: the caller has it"""
 
     @_builtins.property
     def revocations(self) -> Global___Revocations:
@@ -187,10 +194,11 @@ class HelloReply(_message.Message):
         revocations: Global___Revocations | None = ...,
         double_votes: _abc.Iterable[Global___DoubleVote] | None = ...,
         time: _builtins.float = ...,
+        roster_hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["revocations", b"revocations", "site", b"site"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["double_votes", b"double_votes", "protocol", b"protocol", "revocations", b"revocations", "roster", b"roster", "run_config", b"run_config", "run_hash", b"run_hash", "seen_as", b"seen_as", "site", b"site", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["double_votes", b"double_votes", "protocol", b"protocol", "revocations", b"revocations", "roster", b"roster", "roster_hash", b"roster_hash", "run_config", b"run_config", "run_hash", b"run_hash", "seen_as", b"seen_as", "site", b"site", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
