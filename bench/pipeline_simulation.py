@@ -51,7 +51,7 @@ class Routes:
 
     def __init__(self, config: RunConfig) -> None:
         section = config.pipeline
-        self._planner = Planner(section, config.run.seed, lambda *_: None, _searched)
+        self._planner = Planner(section, config.run.seed, config.full_from, lambda *_: None, _searched)
         self._stages = section.stages
         strangers = {f"{site:03}": Pulse(site=Site(node=f"{site:03}")) for site in range(config.run.sites)}
         dealt = asyncio.run(self._planner.plan(1, VoteState(0, 0.0, (0,) * section.stages), strangers, {}))

@@ -74,6 +74,7 @@ ERRORS = {
     "[run]\npretrained = true\n[program]\nstep_tokens = 8\ntensors = ['weight 2x3']\n[outer]\nstart = 'none'": (
         "run.pretrained is for Pier's own trainer"
     ),
+    "[pipeline]\nfull_end = 0.2": "pipeline.full_end is for paths that leave stages out",
     '[run]\nwitness = true\n[outer]\nalgorithm = "noloco"': "run.witness is for rounds of all replicas",
     "[run]\nwitness = true\nsites = 2\n[pipeline]\nstages = 2": "run.witness is for rounds of all replicas",
     "[other]\na = 1": "other: no such key; allowed here: run, model, data, inner, outer",

@@ -24,6 +24,7 @@ from pier_proto.v1.peer_pb2 import IterationPlan, Place, Pulse, Site
 
 NEW = VoteState(0, 0.0, (0, 0, 0, 0))
 LATER = VoteState(5, 3.0, (7 << 24, 7 << 24, 7 << 24, 7 << 24))
+FULL_FROM = 20
 SIX = dict(zip("abcdef", (0, 0, 1, 1, 2, 3), strict=True))
 
 
@@ -38,7 +39,8 @@ class Asked:
         self.gate.set()
         self.problems: list[tuple[Problem, Paths]] = []
         tables = PipelineSection.model_validate({"stages": 4, "microbatches": 6, **section})
-        self.planner = Planner(tables, 1, lambda _, problem, plan: self.problems.append((problem, plan)), self._search)
+        told = lambda _, problem, plan: self.problems.append((problem, plan))  # noqa: E731
+        self.planner = Planner(tables, 1, FULL_FROM, told, self._search)
 
     async def _search(self, problem: Problem, seed: int, seconds: float, current: Paths, stay: bool) -> Paths:
         self.searches.append(stay)
@@ -111,6 +113,17 @@ def test_paths_are_as_the_policy_says_and_allowed(paths: str, length: int) -> No
     ((problem, plan),) = asked.problems
     assert violations(problem, plan) == []
     assert asked.searches == ([] if paths == "random" else [True])
+
+
+@pytest.mark.parametrize("paths", ["skip", "random"])
+def test_at_the_end_microbatches_visit_all_stages_that_have_sites(paths: str) -> None:
+    asked = Asked(paths=paths)
+    for step, length in ((FULL_FROM - 1, 3), (FULL_FROM, 4), (FULL_FROM + 1, 4)):
+        message = asked.plan(replace(LATER, steps=step), pulses(SIX))
+        assert {len(path.sites) for path in message.paths} == {length}
+        assert violations(*asked.problems[-1]) == []
+    without_last = {node: it for node, it in pulses(SIX).items() if node != "f"}
+    assert {len(path.sites) for path in asked.plan(replace(LATER, steps=FULL_FROM), without_last).paths} == {3}
 
 
 async def test_a_plan_stays_until_sites_or_their_pace_change() -> None:

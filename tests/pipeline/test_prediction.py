@@ -46,7 +46,7 @@ async def planned(tables: Any, there: dict[str, Place]) -> tuple[IterationPlan, 
     async def searched(problem: Problem, seed: int, _seconds: float, current: Paths, stay: bool) -> Paths:
         return search(problem, seed, 0.05, current if stay else None).plan
 
-    planner = Planner(tables, 1, lambda _, *found: told.append(found), searched)
+    planner = Planner(tables, 1, 1000, lambda _, *found: told.append(found), searched)
     pulses = {node: Pulse(site=Site(node=node), place=place) for node, place in there.items()}
     message = await planner.plan(1, VOTED, pulses, {})
     return message, makespan(*told[-1])

@@ -33,6 +33,8 @@ from pier_node.outer.state import OuterState
 from pier_node.pipeline import stage_state, vote_state
 from pier_node.pipeline.beginnings import Beginnings
 from pier_node.pipeline.iteration_plan import Plan
+from pier_node.pipeline.planning import plan as paths
+from pier_node.pipeline.planning.problem import Problem
 from pier_node.pipeline.stage import Stage
 from pier_node.rounds import catch_up
 from pier_node.site import pipeline_training
@@ -62,6 +64,21 @@ def test_a_run_takes_all_its_steps_and_replicas_stay_equal(tmp_path: Path) -> No
     assert np.isfinite(cluster.joined()).all()
     tokens = sum(node.progress.tokens for node in cluster.nodes.values())
     assert tokens == pytest.approx(6 * 4 * BATCH * CONTEXT, rel=0.05)
+
+
+def test_the_last_iterations_of_a_run_visit_all_stages(tmp_path: Path) -> None:
+    tables = six("skip").model_dump(mode="json")
+    tables["pipeline"]["full_end"] = 0.5
+    cluster = PipelineCluster(RunConfig.model_validate(tables), tmp_path)
+    lengths: dict[int, set[int]] = {}
+
+    def planned(_round: int, problem: Problem, plan: paths.Plan) -> None:
+        lengths[_round] = {*map(len, plan.paths)}
+
+    cluster.planned = planned  # type: ignore[method-assign]
+    run(cluster.run())
+    assert cluster.voted().steps == 6
+    assert lengths == {2: {3}, 3: {3}, 4: {4}, 5: {4}, 6: {4}}
 
 
 def test_the_joined_model_is_that_of_one_process_that_takes_the_same_steps(tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ class PipelineSection(Section):
     """With full, a microbatch visits all stages; with skip, some, on planned paths; with random, others each step."""
     skip: Fraction = 0.25
     """Part of the stages that a microbatch does not visit, rounded to a whole number of stages."""
+    full_end: Annotated[Fraction, LATER] = 0.0
+    """Part of the iterations, at the end of the run, in which all microbatches visit all stages all the same."""
     swaps: Annotated[int, Field(ge=0, le=8)] = 0
     """Most visits to a stage after a later one that a path may have."""
     microbatches: Annotated[int, Field(ge=1, le=10_000)] = 8
@@ -503,6 +505,11 @@ class RunConfig(Section):
         return self.run.pretrained or (self.program is None and self.model.transformers is not None)
 
     @property
+    def full_from(self) -> int:
+        """The first iteration of a pipeline, counted from 0, of those at the end that visit all stages."""
+        return round(self.inner.total_steps * (1 - self.pipeline.full_end))
+
+    @property
     def step_tokens(self) -> int:
         """Tokens that a site trains on in one inner step, at most."""
         return self.program.step_tokens if self.program else self.inner.batch_size * self.model.context
@@ -515,6 +522,8 @@ class RunConfig(Section):
             raise ValueError(f"pipeline.stages = {stages} needs as many blocks: model.layers = {self.model.layers}")
         if stages > max(self.run.sites, 1):
             raise ValueError(f"pipeline.stages = {stages} needs as many sites: run.sites = {self.run.sites}")
+        if self.pipeline.full_end and (stages == 1 or self.pipeline.path_length == stages):
+            raise ValueError("pipeline.full_end is for paths that leave stages out: leave it out")
         if stages > 1 and self.data.document_mask:
             raise ValueError("data.document_mask is not there for the stages of a pipeline: leave it out")
         if stages > 1 and (flaw := outer_flaw(self.outer)):

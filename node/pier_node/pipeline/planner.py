@@ -183,16 +183,18 @@ class Planner:
     """Plans attempts, and keeps the last plan in use as long as nothing has changed.
 
     Args:
+        full_from: the iteration from which on all microbatches visit all stages that have sites.
         told: called with the round, its problem with the currently known times, and its plan.
 
     Attributes:
         searching: the search for better paths than those of the last plan.
     """
 
-    def __init__(self, section: PipelineSection, seed: int, told: Told, search: Search) -> None:
+    def __init__(self, section: PipelineSection, seed: int, full_from: int, told: Told, search: Search) -> None:
         self._section, self.seed, self._told, self._search = section, seed, told, search
+        self._full_from, self._full = full_from, section.model_copy(update={"paths": "full"})
         self.searching = Searching(search)
-        self._last: tuple[Participants, Problem, Plan] | None = None
+        self._last: tuple[tuple[Participants, PipelineSection], Problem, Plan] | None = None
 
     async def plan(
         self,
@@ -266,39 +268,40 @@ class Planner:
         raise Lacking(f"stages {', '.join(map(str, absent))} have no site{who}: start those that held them")
 
     async def _planned(self, round: int, step: int, there: Participants) -> Plan:
-        if self._section.paths == "random":
-            problem, plan = self._planned_again(round, there)
+        section = self._section if step < self._full_from else self._full
+        if section.paths == "random":
+            problem, plan = self._planned_again(round, there, section)
             problem, plan = _permuted(problem, plan.stages, self.seed, step)
         else:
-            problem, plan = await self._sought(round, there)
+            problem, plan = await self._sought(round, there, section)
         self._told(round, problem, plan)
         return plan
 
-    async def _sought(self, round: int, there: Participants) -> tuple[Problem, Plan]:
+    async def _sought(self, round: int, there: Participants, section: PipelineSection) -> tuple[Problem, Plan]:
         """The best paths known. If the sites' times have changed, a search for better ones begins."""
-        seconds = self._section.plan_seconds
-        if self._last is None or self._last[0] != there:
-            problem, plan = self._planned_again(round, there)
+        seconds, about = section.plan_seconds, (there, section)
+        if self._last is None or self._last[0] != about:
+            problem, plan = self._planned_again(round, there, section)
             await self.searching.begin(problem, self.seed, seconds, plan)
             await self.searching.wait(seconds + PROMPT)
-            self._last = there, problem, self.searching.found() or plan
+            self._last = about, problem, self.searching.found() or plan
             log.info("round %d: paths over %d sites, planned again", round, len(there.held))
             return self._last[1:]
         _, searched, plan = self._last
         problem = with_times(searched, there.places, there.round_trips)
         if better := self.searching.found():
-            self._last = there, searched, better
+            self._last = about, searched, better
             log.info("round %d: better paths over %d sites", round, len(there.held))
             return problem, better
         if self.searching.idle and drifted(searched, problem):
-            self._last = there, problem, plan
+            self._last = about, problem, plan
             await self.searching.begin(problem, self.seed, seconds, plan)
         return problem, plan
 
-    def _planned_again(self, round: int, there: Participants) -> tuple[Problem, Plan]:
+    def _planned_again(self, round: int, there: Participants, section: PipelineSection) -> tuple[Problem, Plan]:
         """The problem of these sites, with any valid plan."""
         sizes, seed = tuple(len(sites) for sites in there.stages), self.seed + TRIES * round
-        return drawn(self._section, sizes, there.places, there.round_trips, there.stages, seed)
+        return drawn(section, sizes, there.places, there.round_trips, there.stages, seed)
 
     def _given(self, strangers: Sequence[str], well: Mapping[str, Place], wanted: Mapping[str, int]) -> dict[str, int]:
         """A stage for each site without one: the stage that the operator wants, or else the one with fewest sites."""

@@ -141,7 +141,7 @@ class PipelineTraining:
         self._account = Account(progress, self._carrier.node, config.inner.batch_size * config.model.context)
         self._news, stages = Signal(), config.pipeline.stages
         self.gives = stage_state.beginnings.gives()
-        self._planner = Planner(config.pipeline, config.run.seed, on_plan, search)
+        self._planner = Planner(config.pipeline, config.run.seed, config.full_from, on_plan, search)
         self._position = Position(config, rounds)
         self._routing = Routing(tools, self._planner, stage_state, self._position, self._news)
         under_way, over = (lambda: self._attempt), lambda: self._rounds.state.round
