@@ -1,41 +1,8 @@
-"""The arms of bench/pipeline_convergence.py: the [pipeline] settings of each; `total_steps` belongs to [inner], and
-`full_passes` to the simulation."""
+"""The arms of bench/pipeline_convergence.py: the [pipeline] settings of each; `total_steps` belongs to [inner]."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import Any
-
-
-@dataclass(frozen=True)
-class FullPasses:
-    """In which steps all microbatches visit all stages.
-
-    Attributes:
-        last: in this part of the steps, at the end.
-        annealed: in this part of the steps, at the end, more and more often: their share rises from 0 to 1.
-        every: in each n-th step; 0: not.
-    """
-
-    last: float = 0.0
-    annealed: float = 0.0
-    every: int = 0
-
-    def at(self, step: int, total: int) -> bool:
-        """Whether they do in this step, of 0 .. total - 1."""
-        if self.every:
-            return step % self.every == self.every - 1
-        if step >= round(total * (1 - self.last)):
-            return True
-        return math.floor(self._by(step + 1, total)) > math.floor(self._by(step, total))
-
-    def _by(self, step: float, total: int) -> float:
-        """How many steps of an annealed run are full, of the first `step` ones."""
-        length = self.annealed * total
-        inside = max(0.0, step - (total - length))
-        return inside**2 / (2 * length) if length else 0.0
-
 
 Arm = dict[str, Any]
 
@@ -65,16 +32,9 @@ STEPS = (100, 200, 300)
 SHORTER: dict[str, Arm] = {f"full, {steps} steps": {**ARMS["full"], "total_steps": steps} for steps in STEPS}
 """Shorter runs, with the whole schedule of the learning rate: what a run that skips has to beat."""
 MIXED: dict[str, Arm] = {
-    f"{arm}, {words}": {**ARMS[arm], "full_passes": passes}
-    for arm in ("skip 25 %", "skip 50 %")
-    for words, passes in (
-        ("the last fifth full", FullPasses(last=0.2)),
-        ("annealed over two fifths", FullPasses(annealed=0.4)),
-        ("every fifth full", FullPasses(every=5)),
-    )
+    f"{arm}, the last fifth full": {**ARMS[arm], "full_end": 0.2} for arm in ("skip 25 %", "skip 50 %")
 }
-"""In a fifth of the iterations all microbatches visit all stages: in the last ones, more and more often towards the
-end, or again and again."""
+"""In the last iterations all microbatches visit all stages."""
 ALL = ARMS | CODED | SHORTER | MIXED
 SITES = {(6, 6): 6, (4, 3): 9, (6, 4): 20, (6, 3): 15}
 """(stages, path length) -> as many sites as make all stages equally busy."""

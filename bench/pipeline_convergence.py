@@ -61,7 +61,7 @@ class Setting:
         model = {"dim": self.dim, "layers": self.layers, "heads": 4, "ffn_dim": self.ffn_dim, "context": self.context}
         inner = {key: getattr(self, key) for key in ("batch_size", "total_steps", "lr", "warmup_steps", "eval_batches")}
         inner |= {key: value for key, value in pipeline.items() if key in inner}
-        pipeline = {key: value for key, value in pipeline.items() if key not in (*inner, "full_passes")}
+        pipeline = {key: value for key, value in pipeline.items() if key not in inner}
         section = {
             "microbatches": self.microbatches,
             "memory": 6,
@@ -90,7 +90,7 @@ def cell(setting: Setting, arm: str, seed: int, cache: Path, progress: Progress)
     """Train one arm with one seed; what was measured, ready for JSON."""
     config, began = setting.config(ALL[arm], seed), time.process_time()
     bar = progress.add_task(f"seed {seed}: {arm}", total=config.inner.total_steps)
-    simulation = PipelineSimulation(config, cache, ALL[arm].get("full_passes"))
+    simulation = PipelineSimulation(config, cache)
     curve = simulation.run(setting.eval_steps, lambda done: progress.advance(bar, done))
     progress.remove_task(bar)
     model, layers = simulation.model(), setting.layers

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.pipeline_arms import FullPasses
 from bench.simulation import VALIDATION_SEQUENCES, Point
 from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
@@ -86,9 +85,8 @@ class PipelineSimulation:
         validation: windows, the same for all runs.
     """
 
-    def __init__(self, config: RunConfig, cache: Path, full: FullPasses | None = None) -> None:
+    def __init__(self, config: RunConfig, cache: Path) -> None:
         self._config, self._routes = config, Routes(config)
-        self._full = full or FullPasses()
         self._windows = Windows(open_corpus(config.data, 0, 1, None, cache), config.model.context, config.run.seed, "")
         batches = self._windows.validation(config.inner.eval_batches, VALIDATION_SEQUENCES)
         self.validation: list[Batch] = batches
@@ -101,8 +99,7 @@ class PipelineSimulation:
         """All steps; losses of the whole model at multiples of `every` and at the end."""
         curve, last = [], self._config.inner.total_steps
         for step in range(last):
-            full = [tuple(range(self._config.pipeline.stages))] * self._config.pipeline.microbatches
-            self.step(step, full if self._full.at(step, last) else self._routes.of(step))
+            self.step(step, self._routes.of(step))
             if (step + 1) % every == 0 or step + 1 == last:
                 curve.append(Point(step + 1, validation_loss(self.model(), self.validation, bf16=False)))
             tell(1)

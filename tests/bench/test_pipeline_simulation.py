@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.pipeline_arms import PLAIN, FullPasses
+from bench.pipeline_arms import PLAIN
 from bench.pipeline_simulation import PipelineSimulation, Routes
 from bench.simulation import Trainer
 from pier_node.config.run import RunConfig
@@ -90,24 +90,10 @@ def test_a_run_learns_and_its_model_is_the_joined_one(cache: Path) -> None:
 
 
 def test_the_last_steps_may_visit_all_stages(cache: Path) -> None:
-    simulation = PipelineSimulation(config(skip=0.25), cache, FullPasses(last=0.5))
+    simulation = PipelineSimulation(config(skip=0.25, full_end=0.5), cache)
     simulation.run(4, lambda _: None)
     assert simulation.visits[0, 1, 2, 3] == 2 * MICROBATCHES
     assert sum(simulation.visits.values()) == 4 * MICROBATCHES
-
-
-@pytest.mark.parametrize("passes", [FullPasses(last=0.2), FullPasses(annealed=0.4), FullPasses(every=5)])
-def test_a_fifth_of_the_steps_is_full_in_each_way(passes: FullPasses) -> None:
-    full = [step for step in range(400) if passes.at(step, 400)]
-    assert len(full) == 80
-    assert full[-1] == 399
-
-
-def test_annealing_makes_full_steps_more_and_more_frequent() -> None:
-    full = [step for step in range(400) if FullPasses(annealed=0.4).at(step, 400)]
-    assert full[0] > 240
-    assert sum(step >= 360 for step in full) == 35  # of 40: the mean of the shares from three quarters to 1
-    assert not any(FullPasses().at(step, 400) for step in range(400))
 
 
 @pytest.mark.parametrize(("paths", "again"), [("skip", True), ("random", False)])
