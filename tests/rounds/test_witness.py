@@ -16,7 +16,7 @@ from pier_node.rounds import witness as module
 from pier_node.rounds.proofs import Proofs, Trusted, alone, follow
 from pier_node.rounds.witness import WITNESS_FILE, Witness, vote_of_witness
 from pier_node.wire.carrier import BadMessage, PeerLost
-from pier_proto.v1.peer_pb2 import Handover, Link, WitnessReply, WitnessRequest
+from pier_proto.v1.peer_pb2 import Ballot, DoubleVote, Handover, Link, Vote, WitnessReply, WitnessRequest
 
 W, READER = "w", PlainStatements("reader", "w")
 FIRST = outer_state("a")
@@ -75,10 +75,18 @@ def test_what_it_gives_makes_a_quorum_of_half(here: Callable[[], Witness]) -> No
 
 def test_who_is_behind_or_was_no_member_gets_nothing(here: Callable[[], Witness]) -> None:
     witness = here()
-    assert witness.answer("c", request(2), "a") == WitnessReply(trusted=2, reason="c was no member of round 1")
+    assert witness.answer("c", request(2), "a") == WitnessReply(trusted=2, reason="c has no vote after round 1")
     assert heir(witness.answer("a", request(3), "a")) == "a"
     assert witness.answer("b", request(2), "a") == WitnessReply(trusted=3)
     assert witness.answer("b", request(0, of=9), "a") == WitnessReply(trusted=3)
+
+
+def test_the_heir_of_a_member_may_have_it(here: Callable[[], Witness]) -> None:
+    witness, asked = here(), request(2)
+    handover = Handover(node="a", heir="c", round=1, base=digest(1), votes=["a"], number=1)
+    asked.handovers.append(PlainStatements("a").seal(handover))
+    assert heir(witness.answer("a", asked, "a")) == "", "which has none any more"
+    assert heir(witness.answer("c", asked, "a")) == "c"
 
 
 def test_nobody_can_use_up_votes_with_made_up_rounds(here: Callable[[], Witness]) -> None:
@@ -107,6 +115,36 @@ def test_if_its_file_is_damaged_it_gives_no_vote(here: Callable[[], Witness], tm
     assert "cannot know whether it gave its vote" in here().answer("a", request(3), "a").reason
 
 
+def test_if_its_file_is_gone_it_gives_no_vote(here: Callable[[], Witness], tmp_path: Path) -> None:
+    here().answer("b", request(2, of=0), "a")
+    assert (tmp_path / WITNESS_FILE).exists(), "from the first question on"
+    (tmp_path / WITNESS_FILE).unlink()
+    again = Witness(tmp_path / WITNESS_FILE, W, PlainStatements(W, W), asked=True)
+    assert "cannot know whether it gave its vote" in again.answer("a", request(2), "a").reason
+
+
+def test_votes_of_nodes_that_voted_twice_are_not_needed(here: Callable[[], Witness]) -> None:
+    """Of a, b, c and d, d is convicted, so a and b were enough for round 2."""
+    base = Ballot(number=1, leader="d")
+    votes = [Vote(node="d", round=2, ballot=base, digest=bytes([it]) * 32) for it in (1, 2)]
+    one, other = map(PlainStatements("d").seal, votes)
+    joined = link(1, digest(0), digest(1), "abcd", "a")
+    asked = WitnessRequest(base=digest(2), proof=[CHAIN[0], joined, step(2, "ab")])
+    witness = here()
+    with pytest.raises(BadMessage, match="without a majority"):
+        witness.answer("b", asked, "a")
+    asked.double_votes.append(DoubleVote(one=one, other=other))
+    assert heir(witness.answer("b", asked, "a")) == "b"
+
+
+def test_who_voted_twice_gets_no_vote(here: Callable[[], Witness]) -> None:
+    votes = [Vote(node="b", round=2, ballot=Ballot(number=1, leader="b"), digest=bytes([it]) * 32) for it in (1, 2)]
+    one, other = map(PlainStatements("b").seal, votes)
+    asked = request(2)
+    asked.double_votes.append(DoubleVote(one=one, other=other))
+    assert here().answer("b", asked, "a").reason == "b has no vote after round 1"
+
+
 @given(
     some.lists(some.tuples(some.sampled_from("abcd"), some.integers(0, 4), some.integers(0, 3), some.booleans())),
 )
@@ -127,16 +165,18 @@ def test_of_each_round_one_site_has_the_vote(
 async def test_a_site_sends_as_much_of_its_proof_as_is_needed(
     here: Callable[[], Witness], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    witness, proofs, asked = here(), Proofs(tmp_path / "proofs.bin"), list[WitnessRequest]()
+    witness, proofs, asked = here(), Proofs(tmp_path / "proofs.bin"), list[int]()
     monkeypatch.setattr(module, "PROOF", 1)
     proofs.add(CHAIN)
 
     async def ask(request: WitnessRequest) -> WitnessReply:
-        asked.append(request)
+        asked.append(len(request.proof))
         return witness.answer("b", request, "a")
 
-    signed = await vote_of_witness(ask, Trusted(3, digest(3), ("a", "b")), proofs.after)
+    signed = await vote_of_witness(ask, WitnessRequest(base=digest(3)), 3, proofs.after)
     assert READER.read(Handover, signed).heir == "b"
-    assert [len(it.proof) for it in asked] == [0, 1, 1, 1, 1]
-    with pytest.raises(PeerLost, match="it trusts another state of round 3"):
-        await vote_of_witness(ask, Trusted(2, digest(2), ("a", "b")), proofs.after)
+    assert asked == [0, 1, 1, 1, 1]
+    with pytest.raises(PeerLost, match="it knows of round 3, and this site is at round 2"):
+        await vote_of_witness(ask, WitnessRequest(base=digest(2)), 2, proofs.after)
+    with pytest.raises(PeerLost, match="this site cannot prove what was committed after round 3"):
+        await vote_of_witness(ask, WitnessRequest(base=digest(4)), 4, lambda _: [])

@@ -9,7 +9,7 @@ from typing import TypeVar
 from pier_node.rounds.proofs import PROOFS_FILE, Proofs
 from pier_node.rounds.statements import Statements
 from pier_node.wire.carrier import BadMessage
-from pier_proto.v1.peer_pb2 import Handover, Ready, Signed, Vote, Vouch
+from pier_proto.v1.peer_pb2 import DoubleVote, Handover, Ready, Signed, Vote, Vouch
 
 M = TypeVar("M", Ready, Vote, Handover, Vouch)
 
@@ -19,7 +19,7 @@ class PlainStatements(Statements):
 
     def __init__(self, node: str, witness: str = "") -> None:
         self._node, self.witness = node, witness
-        self.convicted = set[str]()
+        self.convicted = dict[str, DoubleVote]()
 
     def seal(self, message: Ready | Vote | Handover | Vouch) -> Signed:
         statement = message.SerializeToString(deterministic=True)

@@ -340,6 +340,19 @@ async def test_a_roster_is_sent_again_only_after_a_change(tmp_path: Path, monkey
         assert rosters[-1] == ["a", "b", "c"], "a was started again"
 
 
+async def test_a_site_that_was_forgotten_is_heard_of_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with site(tmp_path, "a") as a, site(tmp_path, "b") as b:
+        async with site(tmp_path, "c") as c:
+            await c.reception.introduce([a.me.address])
+        await b.reception.introduce([a.me.address])
+        assert c.me.node in b.roster.contacts
+        monkeypatch.setattr("pier_node.rounds.roster.FORGOTTEN", 0.0)
+        await asyncio.wait_for(b.roster.changed.until(lambda: c.me.node not in b.roster.contacts), 30.0)
+        monkeypatch.undo()
+        await b.reception.introduce([a.me.address])
+        assert c.me.node in b.roster.contacts
+
+
 async def test_silent_peers_do_not_delay_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with site(tmp_path, "a") as (carrier, _, reception, *_):
         all_asked = asyncio.Barrier(3)

@@ -182,7 +182,7 @@ SAMPLES: tuple[Message, ...] = (
     PROPOSAL,
     VOTE,
     LINK,
-    WitnessRequest(base=HASH, proof=[LINK]),
+    WitnessRequest(base=HASH, proof=[LINK], double_votes=[DOUBLE_VOTE], handovers=SIGNED),
     WitnessReply(trusted=6, handover=SIGNED[0], reason="another has it"),
     AbortNotice(node=ALICE, round=5, ballot=BALLOT, suspect=BOB, reason="lost"),
     MEETING,

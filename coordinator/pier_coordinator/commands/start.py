@@ -25,6 +25,7 @@ from pier_coordinator.runs.coordinator import Coordinator
 from pier_coordinator.runs.pipeline import keep_drawn
 from pier_coordinator.runs.read_model import ReadModel
 from pier_coordinator.service.service import CoordinatorService
+from pier_coordinator.store.sites import WITNESS
 from pier_coordinator.store.store import Store
 from pier_node.base.address import format_address, local_url, parse_address
 from pier_node.base.errors import PierError
@@ -130,7 +131,7 @@ async def _run(settings: Settings, say: Callable[[str], None]) -> None:
         compaction.restore(store)
         coordinator = Coordinator(store, await asyncio.to_thread(_with_tokenizer, home))
         if coordinator.config.run.witness:
-            coordinator.witness = home.witness()
+            coordinator.witness = home.witness(store.meta(WITNESS) is not None)
         await coordinator.begin()
         host, port = parse_address(settings.listen)
         service = CoordinatorService(coordinator, home.credentials(), home.authority)

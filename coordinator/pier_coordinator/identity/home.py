@@ -132,11 +132,15 @@ class Home:
         """The run's certificate authority. Raises PierError."""
         return Authority(self.token, self.config.hash())
 
-    def witness(self) -> Witness:
-        """The run's witness, which has the coordinator's node id. Raises PierError."""
+    def witness(self, asked: bool) -> Witness:
+        """The run's witness, which has the coordinator's node id. Raises PierError.
+
+        Args:
+            asked: whether it was asked before.
+        """
         identity = self.identity
         statements = SignedStatements(Signer(identity, self.config.hash()), identity.node)
-        return Witness(self.folder / WITNESS_FILE, identity.node, statements)
+        return Witness(self.folder / WITNESS_FILE, identity.node, statements, asked)
 
     def announce(self, address: str, page: str) -> None:
         """Let commands on this machine find the running coordinator; `page` is the URL of its page."""

@@ -135,6 +135,7 @@ class Coordinator:
         self.invites: dict[bytes, stored.InviteRow] = {}
         self.invites_changed: Callable[[Collection[bytes]], None] = lambda _: None
         self.witness: Witness | None = None
+        self._voted = "", 0
         self.experts = ExpertRun(self)
         self.look_at_invites()
         self.registry.restore(self.sites.values())
@@ -289,10 +290,21 @@ class Coordinator:
         except PierError as error:  # the disk may have room again later
             log.error("%s", error)
             return WitnessReply(reason=error.problem)
-        if reply.HasField("handover"):
-            told = f"gave {self.sites[node].name} its vote for round {reply.trusted}: half of the members are silent"
-            await self.store.add_facts([event(self.wall(), f"the coordinator {told}", node, level=logging.WARNING)])
+        try:
+            await self._note_vote(node, reply)
+        except sqlite3.Error as error:  # a vote is given all the same
+            log.error("what the witness answered cannot be noted: %s", error)
         return reply
+
+    async def _note_vote(self, node: str, reply: WitnessReply) -> None:
+        if self.store.meta(stored.WITNESS) is None:
+            await self.store.do(stored.put_meta, stored.WITNESS, "asked")
+        if reply.HasField("handover") and self._voted != (node, reply.trusted):
+            self._voted, name = (node, reply.trusted), self.sites[node].name
+            told = (
+                f"the coordinator gave {name} its vote for round {reply.trusted}: it says that half of the members fail"
+            )
+            await self.store.add_facts([event(self.wall(), told, node, level=logging.WARNING)])
 
     def stands(self, standing: stored.Standing) -> stored.SiteRow:
         """Update a site and its order from the database; return the site."""

@@ -20,6 +20,7 @@ from pier_node.wire.rules import AMOUNT, ANY, COUNT, HASH, LOSS, NODE, Many, Onl
 from pier_proto.v1 import coordinator_pb2 as pb
 from pier_proto.v1.peer_pb2 import (
     Ballot,
+    DoubleVote,
     Link,
     Place,
     Pulse,
@@ -30,7 +31,8 @@ from pier_proto.v1.peer_pb2 import (
     WitnessRequest,
 )
 
-MESSAGE_BYTES = 256 << 10
+MESSAGE_BYTES = 384 << 10
+"""Maximum size of a message, in bytes: a round of 1,024 sites has a proof of 325 kB."""
 RECORDS = 256
 """Maximum number of records in a report."""
 YEAR_9999 = 253_370_764_800
@@ -61,7 +63,7 @@ FIELDS = rules.complete(
         Place: peers.FIELDS[Place],
         Pulse: peers.FIELDS[Pulse],
         Revocations: peers.FIELDS[Revocations],
-        **{kind: peers.FIELDS[kind] for kind in (WitnessRequest, Link, Ballot, Signed)},
+        **{kind: peers.FIELDS[kind] for kind in (WitnessRequest, Link, Ballot, Signed, DoubleVote)},
         pb.EnrolRequest: {
             "protocol": ANY,
             "name": NAME,

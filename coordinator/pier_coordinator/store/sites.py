@@ -149,6 +149,8 @@ class Standing:
 
 
 FOUNDER, ACTIVITY = "founder", "activity"
+WITNESS = "witness"
+"""Key that is there once the witness was asked."""
 REVOCATIONS = "revocations"
 """Key of the version of the list of revoked sites: milliseconds since the epoch, or the previous version plus 1 if the
 clock was set back. It therefore increases even if the database is restored from a copy."""

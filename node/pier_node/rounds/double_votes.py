@@ -93,12 +93,11 @@ class Convicted:
         self, folder: Path, statements: Statements, proofs: Proofs, bar: Callable[[Iterable[str], str], None]
     ) -> None:
         self._path, self._statements, self._proofs, self._bar = folder / CONVICTED_FILE, statements, proofs, bar
-        self._found: dict[str, DoubleVote] = {}
 
     @property
     def proven(self) -> list[DoubleVote]:
         """The double votes, to pass on to others."""
-        return list(self._found.values())
+        return list(self._statements.convicted.values())
 
     def restore(self) -> None:
         """Exclude the nodes that are noted on disk. Raises PierError if this user may not read the file."""
@@ -114,7 +113,7 @@ class Convicted:
     def take(self, proofs: Iterable[DoubleVote]) -> None:
         """Exclude and note nodes that are proved to have voted twice. Raises BadMessage if a proof proves nothing."""
         for proof in proofs:
-            known = proof.one.node in self._found or len(self._found) >= DOUBLE_VOTES
+            known = proof.one.node in self._statements.convicted or len(self._statements.convicted) >= DOUBLE_VOTES
             if known or not (self._proofs.newest < 0 or self._proofs.has_member(proof.one.node)):
                 continue
             node = read_double_vote(proof, self._statements)
@@ -122,8 +121,7 @@ class Convicted:
             self._note()
 
     def _put_out(self, node: str, proof: DoubleVote) -> None:
-        self._found[node] = proof
-        self._statements.convicted.add(node)
+        self._statements.convicted[node] = proof
         self._bar([node], VOTED_TWICE)
 
     def _note(self) -> None:

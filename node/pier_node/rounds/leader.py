@@ -72,7 +72,8 @@ class Leader:
         patience: learns how long after the first member the others arrive.
 
     Attributes:
-        witness_says: why the run's witness has not given its vote when it was last asked.
+        lacks_witness: whether the group that should go on lacks nothing but the vote of the run's witness.
+        witness_says: why the witness did not give that when it was last asked in this round.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Leader:
         self._last = Proposal()
         self._answered: dict[str, bytes] = {}
         self._told = ""
-        self.witness_says = ""
+        self.lacks_witness, self.witness_says = False, ""
 
     async def gather(self, sender: str, signed: Signed) -> Proposal:
         """Answer a member that is ready, once there is an answer."""
@@ -119,16 +120,6 @@ class Leader:
         while True:
             await self._roster.changed.wait(self._close_if_due())
 
-    def lacks_witness(self) -> bool:
-        """Whether the vote of the run's witness is all that is missing: the members that are not here are silent."""
-        view = self._view()
-        base = self._statements.base(view.base)
-        if not base.witness or self._round != view.committed + 1:
-            return False
-        here = self._votes(self._arrivals)
-        answering = {*here, *self._roster.participants()}
-        return not quorum.has_quorum(answering, base) and quorum.has_quorum({*here, base.witness}, base)
-
     def _abreast(self) -> list[str]:
         view = self._view()
         return self._roster.abreast(view.committed, view.at)
@@ -146,6 +137,7 @@ class Leader:
         ready = announced.ready
         if ready.round != self._round:
             self._round, self._arrivals = ready.round, {}
+            self.lacks_witness, self.witness_says = False, ""
             self._deadline.begin()
         at = self._deadline.arrived(ready, self._view().base)
         answer = asyncio.get_running_loop().create_future()
@@ -169,30 +161,44 @@ class Leader:
         if self._round != view.committed + 1 or not self._arrivals:
             return None
         readies = {node: arrival.ready for node, arrival in self._arrivals.items()}
-        voters = self._voters(readies)
-        group = quorum.choose_group(readies, voters, lambda group: not self._lacking(group, view))
-        if self._last.round == self._round and not self._lacking(group & voters, view):
-            group &= voters  # that attempt failed, and a stranger may make each one fail
         waited = now - min(arrival.at for arrival in self._arrivals.values())
+        witness = [*filter(None, [self._statements.witness])]
+        group, self.lacks_witness = self._choose(readies, view, witness), False
+        if not self._lacking(group, view, witness):
+            if (wait := self._seconds_to_wait(readies, group, waited)) > 0:
+                return wait
+            self.lacks_witness = bool(self._lacking(group, view))
+            if self.lacks_witness and not self.witness_says:
+                self._roster.changed.notify()
+                return None
+        group = self._choose(readies, view)
         if problem := self._lacking(group, view):
             return self._tell(problem, waited)
-        wait = self._deadline.seconds_to_wait(readies, waited, view.base, self._abreast())
-        if (wait := max(wait, self._deadline.seconds_for_introductions(group, waited))) > 0:
+        if (wait := self._seconds_to_wait(readies, group, waited)) > 0:
             return wait
         self._propose(group, readies, view)
         return None
+
+    def _choose(self, readies: dict[str, Ready], view: LeaderView, more: Collection[str] = ()) -> frozenset[str]:
+        """The best group, if it had more votes than its members carry."""
+        voters = self._voters(readies)
+        group = quorum.choose_group(readies, voters, lambda group: not self._lacking(group, view, more))
+        if self._last.round == self._round and not self._lacking(group & voters, view, more):
+            group &= voters  # that attempt failed, and a stranger may make each one fail
+        return group
+
+    def _seconds_to_wait(self, readies: dict[str, Ready], group: frozenset[str], waited: float) -> float:
+        wait = self._deadline.seconds_to_wait(readies, waited, self._view().base, self._abreast())
+        return max(wait, self._deadline.seconds_for_introductions(group, waited))
 
     def _voters(self, nodes: Collection[str]) -> frozenset[str]:
         base = self._statements.base(self._view().base)
         return quorum.voters_of({node: self._arrivals[node].announced for node in nodes}, base)
 
-    def _votes(self, nodes: Collection[str]) -> frozenset[str]:
-        return quorum.votes_of({node: self._arrivals[node].announced for node in nodes})
-
-    def _lacking(self, group: frozenset[str], view: LeaderView) -> str:
-        """Why this group cannot start, in words; empty if it can."""
-        votes = self._votes(group)
-        if not quorum.has_quorum(votes, self._statements.base(view.base)):
+    def _lacking(self, group: frozenset[str], view: LeaderView, more: Collection[str] = ()) -> str:
+        """Why this group cannot start with these votes besides its own, in words; empty if it can."""
+        votes = quorum.votes_of({node: self._arrivals[node].announced for node in group})
+        if not quorum.has_quorum({*votes, *more}, self._statements.base(view.base)):
             absent = ", ".join(sorted(set(view.base) - votes - {*self._roster.participants()}))
             witness = f"; the witness does not give its vote: {self.witness_says}" if self.witness_says else ""
             return f"no majority of the last round's members is here; absent: {absent}{witness}" if absent else BUSY
@@ -218,6 +224,7 @@ class Leader:
         if isinstance(decision, quorum.Adopt):
             proposal.adopt.CopyFrom(decision.value)
             proposal.holders.extend(decision.holders)
+        self.lacks_witness = False
         self._last, self._answered = proposal, {node: readies[node].nonce for node in group}
         self._answer(group, proposal)
 

@@ -14,6 +14,8 @@ import secrets
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from pier_node.base.errors import PierError
 from pier_node.base.patience import Backoff, LearnedWait
 from pier_node.base.tasks import first_of, run_to_end
@@ -31,7 +33,7 @@ from pier_node.rounds.reduce import Codes
 from pier_node.rounds.suspects import Behind, Involved, Standstill, Suspects, Suspicion
 from pier_node.rounds.witness import Ask, check_gift, vote_of_witness
 from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, Chunk, PeerLost
-from pier_proto.v1.peer_pb2 import AbortNotice, Ack, Handover, Link, Proposal, Ready, Signed, Vote
+from pier_proto.v1.peer_pb2 import AbortNotice, Ack, Handover, Link, Proposal, Ready, Signed, Vote, WitnessRequest
 
 NO_CODES: Codes = {}
 REFUSED = 1.0
@@ -215,19 +217,26 @@ class Rounds:
         return self.promises.handovers(self.base, self.statements)
 
     async def _call_witness(self, ask: Ask) -> None:
-        """Get the vote of the run's witness in each round that lacks nothing else; runs forever."""
+        """Get the vote of the run's witness whenever this site leads a group that lacks nothing else; runs forever."""
         witness, backoff = self.statements.witness, Backoff(first=1.0, last=10.0)
         while True:
-            await self._roster.changed.until(lambda: self.leader.lacks_witness() and witness not in self.promises.votes)
+            await self._roster.changed.until(lambda: self.leader.lacks_witness and witness not in self.promises.votes)
             here = self._trusted()
             try:
-                signed = await vote_of_witness(ask, here, self.prove)
+                request = WitnessRequest(
+                    base=here.digest,
+                    double_votes=self.statements.convicted.values(),
+                    handovers=self.handovers(),
+                )
+                signed = await vote_of_witness(ask, request, here.round, self.prove)
                 check_gift(self.statements.read(Handover, signed), witness, self.node, here)
                 if self.promises.has_taken(signed.statement):
                     raise PeerLost("the witness", "this site has given that vote away")
                 await self.take_votes(here.round, [witness], [signed])
-            except (PeerLost, BadMessage, ValueError) as problem:  # ValueError: the round was decided meanwhile
+            except (PeerLost, PierError, BadMessage, ValueError, OSError, DecodeError) as problem:
+                # ValueError: the round was decided meanwhile. OSError, DecodeError: of the file of proofs.
                 self.leader.witness_says = problem.reason if isinstance(problem, PeerLost) else str(problem)
+                self._roster.changed.notify()
                 await asyncio.sleep(backoff.seconds())
                 continue
             log.warning("round %d: half of its members are silent, and the witness gives its vote", here.round + 1)
@@ -333,7 +342,8 @@ class Rounds:
         """Whether the leader has a quorum even without itself, and all others do nothing but wait for it."""
         others = {*self._roster.abreast(self.state.round, self._committed_at)} - {leader, self.node}
         base = self.statements.base(self.state.members)
-        enough = has_quorum({*others, self.node}, base) and len(others) + 2 >= self.sites
+        votes = {*others, self.node, *filter(None, [base.witness])}
+        enough = has_quorum(votes, base) and len(others) + 2 >= self.sites
         return enough and all(map(self._roster.waits, others))
 
     def _ready(self, update: Update) -> Ready:

@@ -112,6 +112,7 @@ class Roster:
 
     Attributes:
         barred: sites that no longer belong to the run.
+        forgotten: how many sites it has forgotten.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Roster:
         self._signer = signer
         self.contacts: dict[str, Contact] = {}
         self.barred: set[str] = set()
+        self.forgotten = 0
         self._members: frozenset[str] = frozenset()
         self._silent = asyncio.Semaphore(2 * SILENT_DIALS)
         self._telling: asyncio.Task[None] | None = None
@@ -230,6 +232,7 @@ class Roster:
 
     def _forget(self, contact: Contact) -> None:
         del self.contacts[contact.site.node]
+        self.forgotten += 1
         self._carrier.forget(contact.site.node)
         if contact.task and contact.task is not asyncio.current_task():
             contact.task.cancel()

@@ -13,7 +13,7 @@ from pier_node.identity.node import Signer
 from pier_node.rounds.quorum import Base
 from pier_node.wire.bounds import parse
 from pier_node.wire.carrier import BadMessage
-from pier_proto.v1.peer_pb2 import Handover, Ready, Signed, Vote, Vouch
+from pier_proto.v1.peer_pb2 import DoubleVote, Handover, Ready, Signed, Vote, Vouch
 
 M = TypeVar("M", Ready, Vote, Handover, Vouch)
 
@@ -22,10 +22,11 @@ class Statements(Protocol):
     """Makes this node's statements and reads those of others.
 
     Attributes:
-        convicted, witness: nodes that have voted twice, and the run's witness if it has one: see quorum.Base.
+        convicted: the nodes that have voted twice, each with the votes that prove it (double_votes.py).
+        witness: the run's witness; "": it has none.
     """
 
-    convicted: set[str]
+    convicted: dict[str, DoubleVote]
     witness: str
 
     def seal(self, message: Ready | Vote | Handover | Vouch) -> Signed:
@@ -44,7 +45,7 @@ class SignedStatements(Statements):
 
     def __init__(self, signer: Signer, witness: str = "") -> None:
         self._signer, self.witness = signer, witness
-        self.convicted = set[str]()
+        self.convicted = dict[str, DoubleVote]()
 
     def seal(self, message: Ready | Vote | Handover | Vouch) -> Signed:
         """See Statements."""

@@ -1,12 +1,12 @@
 """The witness: a node with a vote and no state, so that half of a run's members can go on when the others are silent.
 
-In each round it gives its vote to the first member that asks for it: one signed Handover, which is on its disk before
-it leaves. A site asks when half of the members' votes are with it and the other members do not answer. The witness
+In each round it gives its vote to the first site that asks for it: one signed Handover, which is on its disk before it
+leaves. A leader asks when the group that it would propose has half of the members' votes. The witness
 takes no part in attempts; whoever holds its vote is bound by commitments of its own, like the holder of any vote that
 was handed over (quorum.py). So two groups that carry the vote of the witness share a member.
 
-A member gets the vote only for the newest state of which the witness has a proof (proofs.py), so nobody can use up the
-votes of rounds to come, and a member that was left behind gets none.
+A holder of votes gets it only for the newest state of which the witness has a proof (proofs.py), so nobody can use up
+the votes of rounds to come, and a member that was left behind gets none.
 
 The coordinator is the witness of its run if `run.witness` is set.
 """
@@ -19,7 +19,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from pier_node.base import durable
+from pier_node.rounds.double_votes import read_double_vote
 from pier_node.rounds.proofs import Trust, Trusted
+from pier_node.rounds.quorum import carried
 from pier_node.rounds.statements import Statements
 from pier_node.wire.carrier import BadMessage, PeerLost
 from pier_proto.v1.peer_pb2 import Handover, Link, Signed, WitnessReply, WitnessRequest
@@ -37,14 +39,15 @@ class Witness:
     Args:
         path: the file that remembers to whom it gave its last vote, and after which state.
         node: its node id.
+        asked: whether it was asked before; then the file must be there.
     """
 
-    def __init__(self, path: Path, node: str, statements: Statements) -> None:
+    def __init__(self, path: Path, node: str, statements: Statements, asked: bool = False) -> None:
         self._path, self._node, self._statements = path, node, statements
         self._lock = threading.Lock()
         self._trusted: Trusted | None = None
         self._heir, self._damage = "", ""
-        if path.exists():
+        if path.exists() or asked:
             self._restore()
 
     def answer(self, sender: str, request: WitnessRequest, founder: str) -> WitnessReply:
@@ -60,15 +63,20 @@ class Witness:
         with self._lock:
             if self._damage:
                 return WitnessReply(reason=self._damage)
-            before = self._trusted or Trusted(-1, b"", (founder,))
+            if self._trusted is None:
+                self._trusted = Trusted(-1, b"", (founder,))
+                self._keep(self._trusted, "")
+            before = self._trusted
+            for proof in request.double_votes:
+                self._statements.convicted[read_double_vote(proof, self._statements)] = proof
             trust = Trust(before, self._statements)
             trust.learn([link for link in request.proof if link.round > before.round])
             now = trust.state
             reply = WitnessReply(trusted=now.round + 1)
             heir = self._heir if now.round == before.round else ""
             if request.base == now.digest:
-                if sender not in now.members:
-                    reply.reason = f"{sender} was no member of round {now.round}"
+                if not self._may_vote(sender, request, now):
+                    reply.reason = f"{sender} has no vote after round {now.round}"
                 elif heir not in ("", sender):
                     reply.reason = f"{heir} has its vote for round {now.round + 1}"
                 else:
@@ -78,6 +86,12 @@ class Witness:
                     reply.handover.CopyFrom(self._gift(now, sender))
             self._trusted, self._heir = now, heir
             return reply
+
+    def _may_vote(self, sender: str, request: WitnessRequest, state: Trusted) -> bool:
+        """Whether a site has a vote of a member of that state: its own, or one that was handed to it."""
+        told = (self._statements.read(Handover, signed) for signed in request.handovers)
+        votes = carried([sender], [it for it in told if (it.round, it.base) == (state.round, state.digest)])
+        return sender not in self._statements.convicted and not votes.isdisjoint(state.members)
 
     def _gift(self, state: Trusted, heir: str) -> Signed:
         gift = Handover(node=self._node, heir=heir, round=state.round, base=state.digest, votes=[self._node], number=1)
@@ -89,7 +103,8 @@ class Witness:
             durable.replace(self._path, durable.seal(fields))
         except OSError as error:
             raise durable.unwritable(f"cannot write down the vote of the witness in {self._path}", error) from error
-        log.info("the witness gives %s its vote for round %d", heir, state.round + 1)
+        if heir:
+            log.info("the witness gives %s its vote for round %d", heir, state.round + 1)
 
     def _restore(self) -> None:
         try:
@@ -105,20 +120,27 @@ Ask = Callable[[WitnessRequest], Awaitable[WitnessReply]]
 """Asks the witness. Raises PeerLost."""
 
 
-async def vote_of_witness(ask: Ask, here: Trusted, prove: Callable[[int], list[Link]]) -> Signed:
+async def vote_of_witness(ask: Ask, request: WitnessRequest, round: int, prove: Callable[[int], list[Link]]) -> Signed:
     """The vote of the run's witness for the round after a state. Raises PeerLost: it does not give it.
 
     Args:
-        here: the state that this site has.
+        request: names that state, of `round`, and has no proof yet.
         prove: returns the links that prove it to somebody who trusts the state of that round, or a first part of them.
     """
-    reply = await ask(WitnessRequest(base=here.digest))
-    trusted = -2
+    reply, trusted = await ask(request), -2
     while not reply.HasField("handover"):
-        if reply.reason or not trusted < reply.trusted - 1 < here.round:
-            raise PeerLost("the witness", reply.reason or f"it trusts another state of round {reply.trusted - 1}")
-        trusted = reply.trusted - 1
-        reply = await ask(WitnessRequest(base=here.digest, proof=_page(prove(trusted))))
+        if reply.reason:
+            raise PeerLost("the witness", reply.reason)
+        now = reply.trusted - 1
+        if now >= round:
+            raise PeerLost("the witness", f"it knows of round {now}, and this site is at round {round}")
+        links = _page(prove(now))
+        if now <= trusted or not links:
+            raise PeerLost("the witness", f"this site cannot prove what was committed after round {now}")
+        trusted = now
+        del request.proof[:]
+        request.proof.extend(links)
+        reply = await ask(request)
     return reply.handover
 
 

@@ -522,6 +522,7 @@ class Reception:
         self._told: set[str] = set()  # addresses whose silence was already logged
         self._clocks_told: set[str] = set()  # nodes whose clock was already logged
         self._heard: dict[str, bytes] = {}  # by address: the hash of its roster, if this site has all of that
+        self._forgotten = 0
 
     async def answer(self, sender: str, request: HelloRequest) -> HelloReply:
         """Admit a site, or tell it why not."""
@@ -554,6 +555,8 @@ class Reception:
     async def introduce(self, addresses: Iterable[str]) -> int:
         """Send hellos to addresses, and to new ones in the rosters received. Returns how many answered."""
         waiting, tried, answered, some = {*addresses}, {self._me().address}, 0, asyncio.Semaphore(GREETINGS)
+        if self._roster.forgotten != self._forgotten:
+            self._heard, self._forgotten = {}, self._roster.forgotten
         while new := waiting - tried:
             tried |= new
             asked = sorted(new)

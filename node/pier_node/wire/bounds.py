@@ -131,7 +131,12 @@ FIELDS = rules.complete(
             "votes": PARTS,
             "handovers": HANDOVERS,
         },
-        peer.WitnessRequest: {"base": HASH, "proof": Many(Part(), LINKS)},
+        peer.WitnessRequest: {
+            "base": HASH,
+            "proof": Many(Part(), LINKS),
+            "double_votes": Many(Part(), DOUBLE_VOTES),
+            "handovers": HANDOVERS,
+        },
         peer.WitnessReply: {"trusted": COUNT, "reason": REASON},
         peer.AbortNotice: {
             "node": NODE,

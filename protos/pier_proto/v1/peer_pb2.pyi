@@ -964,21 +964,33 @@ class WitnessRequest(_message.Message):
 
     BASE_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
+    DOUBLE_VOTES_FIELD_NUMBER: _builtins.int
+    HANDOVERS_FIELD_NUMBER: _builtins.int
     base: _builtins.bytes
     """digest of that state, which this site has"""
     @_builtins.property
     def proof(self) -> _containers.RepeatedCompositeFieldContainer[Global___Link]:
         """that it was committed, from the state that the witness trusts; or a first part"""
 
+    @_builtins.property
+    def double_votes(self) -> _containers.RepeatedCompositeFieldContainer[Global___DoubleVote]:
+        """of the nodes whose votes the proof does without"""
+
+    @_builtins.property
+    def handovers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signed]:
+        """that prove which votes this site has"""
+
     def __init__(
         self,
         *,
         base: _builtins.bytes = ...,
         proof: _abc.Iterable[Global___Link] | None = ...,
+        double_votes: _abc.Iterable[Global___DoubleVote] | None = ...,
+        handovers: _abc.Iterable[Global___Signed] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "proof", b"proof"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "double_votes", b"double_votes", "handovers", b"handovers", "proof", b"proof"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

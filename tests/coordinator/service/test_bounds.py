@@ -132,6 +132,7 @@ def test_there_is_a_rule_for_every_field_of_every_message() -> None:
         "Link",
         "Ballot",
         "Signed",
+        "DoubleVote",
     }
     assert {kind.__name__ for kind in KINDS} - of_sites == set(messages)
     for kind in KINDS:
@@ -227,7 +228,7 @@ def test_what_is_out_of_bounds_is_named(message: Message, text: str) -> None:
 
 
 def test_a_message_has_a_largest_size() -> None:
-    with pytest.raises(BadMessage, match="a ReportRequest of 262145 bytes: at most 262144 are taken"):
+    with pytest.raises(BadMessage, match="a ReportRequest of 393217 bytes: at most 393216 are taken"):
         parse(ReportRequest, bytes(MESSAGE_BYTES + 1))
 
 
