@@ -37,12 +37,27 @@ def tally(t: Tables, sites: Ints, s: State) -> None:
 def retally(t: Tables, sites: Ints, before: State, after: State) -> None:
     """Bring a tally up to date: only the paths that differ are counted."""
     for row in range(after.paths.shape[0]):
-        differs = False
-        for index in range(after.paths.shape[1]):
-            differs |= before.paths[row, index] != after.paths[row, index]
-        if differs:
+        if _differs(before.paths, after.paths, row):
             _count(t.times, t.wire, t.gaps, sites, before.paths, row, -1)
             _count(t.times, t.wire, t.gaps, sites, after.paths, row, 1)
+
+
+@compiled
+def lengthening(t: Tables, before: State, after: State) -> int:
+    """By how many ns all paths together take longer if nothing waits."""
+    total = 0
+    for row in range(after.paths.shape[0]):
+        if _differs(before.paths, after.paths, row):
+            total += unloaded(t.times, t.wire, after.paths, row) - unloaded(t.times, t.wire, before.paths, row)
+    return total
+
+
+@inlined
+def _differs(before: Ints, after: Ints, row: int) -> bool:
+    differs = False
+    for index in range(after.shape[1]):
+        differs |= before[row, index] != after[row, index]
+    return differs
 
 
 @inlined

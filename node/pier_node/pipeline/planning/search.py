@@ -3,9 +3,10 @@
 Simulations take long with many sites. So an annealing begins with estimates: what the paths and the work of the sites
 in one wave take if nothing waits. An estimate takes some hundredths of the time of a simulation.
 
-The acceptance of a change (pipeline/planning/moves.py) is drawn before the change is simulated, as a limit on its cost.
-A simulation that is certain to exceed the limit stops early, and most do. Work is counted in steps. So a seed gives the
-same plan on every machine that keeps up with the deadline.
+A change (pipeline/planning/moves.py) that lengthens paths seldom helps, so most of these are not simulated. The
+acceptance of the others is drawn before they are simulated, as a limit on their cost. A simulation that is certain to
+exceed the limit stops early, and most do. Work is counted in steps. So a seed gives the same plan on every machine that
+keeps up with the deadline.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pier_node.base.errors import PierError
-from pier_node.pipeline.planning.estimates import estimate, retally, tally
+from pier_node.pipeline.planning.estimates import estimate, lengthening, retally, tally
 from pier_node.pipeline.planning.moves import Dice, Ground, State, change_paths, change_sites, dice, laws, uniform
 from pier_node.pipeline.planning.plan import Plan, random_plan, stage_loads, sync_seconds, worst_intra
 from pier_node.pipeline.planning.problem import Problem
@@ -93,13 +94,12 @@ def anneal(
         copy(now, best)
     mean, simulated = mean_end(d.cases), 0
     for step in range(c.start, c.stop):
-        copy(now, trial)
-        moves_sites = uniform(dice) < c.joint
-        if not (change_sites(g, trial, dice) if moves_sites else change_paths(g, trial, dice, c.tied)):
-            continue
         heat = best.cost[0] * c.hot * (c.cold / c.hot) ** (step / c.total)
+        changed = propose(t, g, c, heat, now, trial, dice)
+        if changed == NOTHING:
+            continue
         limit = now.cost[0] - heat * np.log(1.0 - uniform(dice))
-        after = overhead(apart, trial.stage) if moves_sites else extra
+        after = overhead(apart, trial.stage) if changed == SITES else extra
         if c.estimates:
             retally(t, d.sites, now, trial)
             trial.cost[0] = estimate(d.sites, trial) + after
@@ -115,6 +115,26 @@ def anneal(
         if now.cost[0] < best.cost[0]:
             copy(now, best)
     return simulated
+
+
+NOTHING, PATHS, SITES = range(3)
+TRIES = 50
+"""Changes that are tried for each simulation."""
+LONGER = 50.0
+"""Temperatures by which a change that is simulated lengthens all paths together: the mean of an exponential draw."""
+
+
+@compiled
+def propose(t: Tables, g: Ground, c: Course, heat: float, now: State, trial: State, dice: Dice) -> int:
+    """Change the trial in a valid way, and say what changed. What lengthens paths much is not worth a simulation."""
+    for _ in range(1 if c.estimates else TRIES):
+        copy(now, trial)
+        changed = SITES if uniform(dice) < c.joint else PATHS
+        if not (change_sites(g, trial, dice) if changed == SITES else change_paths(g, trial, dice, c.tied)):
+            continue
+        if c.estimates or lengthening(t, now, trial) <= -LONGER * heat * np.log(1.0 - uniform(dice)):
+            return changed
+    return NOTHING
 
 
 @compiled
@@ -283,9 +303,9 @@ def _room(problem: Problem) -> bool:
 
 
 SLICES = 100
-SPEED, FIXED_COST, ESTIMATE_COST = 1.2e9, 40, 6
-"""Work of a thread per second: a task of a simulation costs FIXED_COST and a quarter of the number of sites; in an
-estimate it costs ESTIMATE_COST.
+SPEED, FIXED_COST, ESTIMATE_COST = 0.55e9, 40, 2.75
+"""Work of a thread per second: a task of a simulation costs FIXED_COST and half the number of sites; in an estimate it
+costs ESTIMATE_COST.
 """
 SPARE = 5
 """Slices by which a search may be late before it leaves any out."""
@@ -307,11 +327,12 @@ class Phase:
 
 
 ESTIMATES = Phase(0.25, 0.02, 0.0003, 0.3, estimates=True)
-TIED_FIRST = (ESTIMATES, Phase(0.5, 0.002, 0.0003, 0.05, tied=True), Phase(0.25, 0.001, 0.0002, 0.05))
+TIED_FIRST = (ESTIMATES, Phase(0.37, 0.002, 0.0003, 0.05, tied=True), Phase(0.38, 0.001, 0.0002, 0.05))
 FREE = (ESTIMATES, Phase(0.75, 0.008, 0.0004, 0.2))
 PATHS_ONLY = (Phase(1.0, 0.006, 0.0005, 0.0),)
-FROM_ANYWHERE, STAGES_STAY = (TIED_FIRST, FREE), (PATHS_ONLY, PATHS_ONLY)
-"""The phases of each thread. The first thread begins with repeating waves, which is better with many sites."""
+FEW_SITES, MANY_SITES, STAGES_STAY = (TIED_FIRST, FREE), (TIED_FIRST, TIED_FIRST), (PATHS_ONLY, PATHS_ONLY)
+"""The phases of each thread. To begin with repeating waves is better with many sites, from MANY on."""
+MANY = 50
 
 
 @dataclass(frozen=True)
@@ -351,7 +372,7 @@ def search(
         PierError: no plan is valid, or no replicas are close enough to each other.
     """
     began = time.monotonic()
-    ways = FROM_ANYWHERE if current is None else STAGES_STAY
+    ways = STAGES_STAY if current else MANY_SITES if len(problem.sites) >= MANY else FEW_SITES
     seeds = [seed * len(ways) + it for it in range(len(ways))]
     chains = [Chain.of(problem, current, it) if current else Chain.anywhere(problem, it) for it in seeds]
     courses = [[*_courses(problem, way, seconds)] for way in ways]
@@ -370,7 +391,7 @@ def search(
 def _courses(problem: Problem, way: Sequence[Phase], seconds: float) -> Iterator[Course]:
     """The slices of a search, SLICES in total."""
     tasks = problem.microbatches * (2 * problem.path_length + 1)
-    simulation = tasks * (FIXED_COST + len(problem.sites) / 4)
+    simulation = tasks * (FIXED_COST + len(problem.sites) / 2)
     estimate = tasks * ESTIMATE_COST / (problem.waves if equal_waves(problem) else 1)
     for phase in way:
         work = estimate if phase.estimates else simulation
