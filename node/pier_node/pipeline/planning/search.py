@@ -303,7 +303,7 @@ def _room(problem: Problem) -> bool:
 
 
 SLICES = 100
-SPEED, FIXED_COST, ESTIMATE_COST = 0.55e9, 40, 2.75
+SPEED, FIXED_COST, ESTIMATE_COST = 0.4e9, 40, 2.75
 """Work of a thread per second: a task of a simulation costs FIXED_COST and half the number of sites; in an estimate it
 costs ESTIMATE_COST.
 """
