@@ -56,7 +56,7 @@ def test_either_of_two_sites_goes_on_alone_with_the_vote_of_the_coordinator(tmp_
             lost.kill()
             at = left.round
             left.reach(at + 3)
-            assert "half of its members do not take part, and the witness gives its vote" in left.output
+            assert "half of its members are missing, and the witness gives its vote" in left.output
             assert left.events()[-1]["members"] == [left.node]
             lost.start()
             lost.rejoin()

@@ -239,7 +239,7 @@ class Rounds:
                 self._roster.changed.notify()
                 await asyncio.sleep(backoff.seconds())
                 continue
-            log.warning("round %d: half of its members do not take part, and the witness gives its vote", here.round + 1)
+            log.warning("round %d: half of its members are missing, and the witness gives its vote", here.round + 1)
             self.leader.witness_says, backoff = "", Backoff(first=1.0, last=10.0)
             self._roster.changed.notify()
 
