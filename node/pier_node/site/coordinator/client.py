@@ -337,7 +337,7 @@ def _refused(refused: Refused) -> PierError:
 
 SAMPLE = 10.0
 """Seconds between two samples of the training."""
-PATIENCE = 10.0
+PATIENCE = 3.0
 """Seconds that a site which already knows its peers waits for the coordinator before it continues without it."""
 FOR_EVER = 1e9
 
