@@ -81,8 +81,8 @@ async def answer(module: str, *words: str, stdin: bytes = b"", within: float | N
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        code = await process.wait()
-    return Answer(output, errors.decode(errors="replace"), code)
+        await process.communicate()  # until its pipes are closed, too: the loop may be about to end
+    return Answer(output, errors.decode(errors="replace"), await process.wait())
 
 
 TEMPORARY = Path("/tmp")
