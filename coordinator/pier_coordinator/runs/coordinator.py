@@ -284,7 +284,9 @@ class Coordinator:
         """The answer of the run's witness to a site. Raises Refused, BadMessage."""
         if self.witness is None:
             raise stored.Refused("run.witness is not set: this run has no witness")
-        founder = str(self.store.meta(stored.FOUNDER) or "")
+        founder = self.store.meta(stored.FOUNDER)
+        if not founder:
+            raise stored.Refused("this run has no founder yet")
         try:
             reply = await asyncio.to_thread(self.witness.answer, node, request, founder)
         except PierError as error:  # the disk may have room again later
@@ -301,9 +303,7 @@ class Coordinator:
             await self.store.do(stored.put_meta, stored.WITNESS, "asked")
         if reply.HasField("handover") and self._voted != (node, reply.trusted):
             self._voted, name = (node, reply.trusted), self.sites[node].name
-            told = (
-                f"the coordinator gave {name} its vote for round {reply.trusted}: it says that half of the members fail"
-            )
+            told = f"the coordinator gave {name} its vote for round {reply.trusted}: half of the members are missing"
             await self.store.add_facts([event(self.wall(), told, node, level=logging.WARNING)])
 
     def stands(self, standing: stored.Standing) -> stored.SiteRow:

@@ -162,16 +162,16 @@ class Leader:
             return None
         readies = {node: arrival.ready for node, arrival in self._arrivals.items()}
         waited = now - min(arrival.at for arrival in self._arrivals.values())
-        witness = [*filter(None, [self._statements.witness])]
+        witness = self._statements.witness
         group, self.lacks_witness = self._choose(readies, view, witness), False
-        if not self._lacking(group, view, witness):
+        if self._lacking(group, view) and not self._lacking(group, view, witness):
             if (wait := self._seconds_to_wait(readies, group, waited)) > 0:
                 return wait
-            self.lacks_witness = bool(self._lacking(group, view))
-            if self.lacks_witness and not self.witness_says:
+            self.lacks_witness = True
+            if not self.witness_says:
                 self._roster.changed.notify()
                 return None
-        group = self._choose(readies, view)
+            group = self._choose(readies, view)
         if problem := self._lacking(group, view):
             return self._tell(problem, waited)
         if (wait := self._seconds_to_wait(readies, group, waited)) > 0:
@@ -179,8 +179,8 @@ class Leader:
         self._propose(group, readies, view)
         return None
 
-    def _choose(self, readies: dict[str, Ready], view: LeaderView, more: Collection[str] = ()) -> frozenset[str]:
-        """The best group, if it had more votes than its members carry."""
+    def _choose(self, readies: dict[str, Ready], view: LeaderView, more: str = "") -> frozenset[str]:
+        """The best group, if it had one more vote than its members carry; "": it has not."""
         voters = self._voters(readies)
         group = quorum.choose_group(readies, voters, lambda group: not self._lacking(group, view, more))
         if self._last.round == self._round and not self._lacking(group & voters, view, more):
@@ -195,10 +195,10 @@ class Leader:
         base = self._statements.base(self._view().base)
         return quorum.voters_of({node: self._arrivals[node].announced for node in nodes}, base)
 
-    def _lacking(self, group: frozenset[str], view: LeaderView, more: Collection[str] = ()) -> str:
-        """Why this group cannot start with these votes besides its own, in words; empty if it can."""
+    def _lacking(self, group: frozenset[str], view: LeaderView, more: str = "") -> str:
+        """Why this group cannot start with this vote besides its own, in words; empty if it can."""
         votes = quorum.votes_of({node: self._arrivals[node].announced for node in group})
-        if not quorum.has_quorum({*votes, *more}, self._statements.base(view.base)):
+        if not quorum.has_quorum({*votes, more}, self._statements.base(view.base)):
             absent = ", ".join(sorted(set(view.base) - votes - {*self._roster.participants()}))
             witness = f"; the witness does not give its vote: {self.witness_says}" if self.witness_says else ""
             return f"no majority of the last round's members is here; absent: {absent}{witness}" if absent else BUSY

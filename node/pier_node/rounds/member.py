@@ -31,7 +31,7 @@ from pier_node.rounds.proofs import ProgressChecks, Trust, Trusted, alone
 from pier_node.rounds.quorum import flaw, has_quorum, leader_of, order
 from pier_node.rounds.reduce import Codes
 from pier_node.rounds.suspects import Behind, Involved, Standstill, Suspects, Suspicion
-from pier_node.rounds.witness import Ask, check_gift, vote_of_witness
+from pier_node.rounds.witness import Ask, gift, vote_of_witness
 from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, Chunk, PeerLost
 from pier_proto.v1.peer_pb2 import AbortNotice, Ack, Handover, Link, Proposal, Ready, Signed, Vote, WitnessRequest
 
@@ -229,7 +229,8 @@ class Rounds:
                     handovers=self.handovers(),
                 )
                 signed = await vote_of_witness(ask, request, here.round, self.prove)
-                check_gift(self.statements.read(Handover, signed), witness, self.node, here)
+                if self.statements.read(Handover, signed) != gift(witness, self.node, here):
+                    raise BadMessage("the witness has given something else than its vote for the coming round")
                 if self.promises.has_taken(signed.statement):
                     raise PeerLost("the witness", "this site has given that vote away")
                 await self.take_votes(here.round, [witness], [signed])
@@ -342,8 +343,7 @@ class Rounds:
         """Whether the leader has a quorum even without itself, and all others do nothing but wait for it."""
         others = {*self._roster.abreast(self.state.round, self._committed_at)} - {leader, self.node}
         base = self.statements.base(self.state.members)
-        votes = {*others, self.node, *filter(None, [base.witness])}
-        enough = has_quorum(votes, base) and len(others) + 2 >= self.sites
+        enough = has_quorum({*others, self.node, base.witness}, base) and len(others) + 2 >= self.sites
         return enough and all(map(self._roster.waits, others))
 
     def _ready(self, update: Update) -> Ready:

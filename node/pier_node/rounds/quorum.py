@@ -67,7 +67,7 @@ class Base:
     @property
     def votes(self) -> frozenset[str]:
         """All votes that count."""
-        return frozenset({*self.members, *filter(None, [self.witness])})
+        return frozenset({*self.members, self.witness} - {""})
 
 
 def has_quorum(votes: Collection[str], base: Base) -> bool:

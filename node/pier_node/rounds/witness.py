@@ -1,9 +1,9 @@
 """The witness: a node with a vote and no state, so that half of a run's members can go on when the others are silent.
 
 In each round it gives its vote to the first site that asks for it: one signed Handover, which is on its disk before it
-leaves. A leader asks when the group that it would propose has half of the members' votes. The witness
-takes no part in attempts; whoever holds its vote is bound by commitments of its own, like the holder of any vote that
-was handed over (quorum.py). So two groups that carry the vote of the witness share a member.
+leaves. A leader asks when the group that it would propose lacks only this vote. The witness takes no part in attempts;
+whoever holds its vote is bound by commitments of its own, like the holder of any vote that was handed over (quorum.py).
+So two groups that carry the vote of the witness share a member.
 
 A holder of votes gets it only for the newest state of which the witness has a proof (proofs.py), so nobody can use up
 the votes of rounds to come, and a member that was left behind gets none.
@@ -23,7 +23,7 @@ from pier_node.rounds.double_votes import read_double_vote
 from pier_node.rounds.proofs import Trust, Trusted
 from pier_node.rounds.quorum import carried
 from pier_node.rounds.statements import Statements
-from pier_node.wire.carrier import BadMessage, PeerLost
+from pier_node.wire.carrier import PeerLost
 from pier_proto.v1.peer_pb2 import Handover, Link, Signed, WitnessReply, WitnessRequest
 
 WITNESS_FILE = "witness.json"
@@ -31,6 +31,11 @@ PROOF = 192 << 10
 """Bytes of links in one request, unless a single one is longer."""
 
 log = logging.getLogger(__name__)
+
+
+def gift(witness: str, heir: str, state: Trusted) -> Handover:
+    """The vote of the witness for the round after this state."""
+    return Handover(node=witness, heir=heir, round=state.round, base=state.digest, votes=[witness], number=1)
 
 
 class Witness:
@@ -64,8 +69,9 @@ class Witness:
             if self._damage:
                 return WitnessReply(reason=self._damage)
             if self._trusted is None:
-                self._trusted = Trusted(-1, b"", (founder,))
-                self._keep(self._trusted, "")
+                first = Trusted(-1, b"", (founder,))
+                self._keep(first, "")
+                self._trusted = first
             before = self._trusted
             for proof in request.double_votes:
                 self._statements.convicted[read_double_vote(proof, self._statements)] = proof
@@ -83,7 +89,7 @@ class Witness:
                     if not heir:
                         self._keep(now, sender)
                     heir = sender
-                    reply.handover.CopyFrom(self._gift(now, sender))
+                    reply.handover.CopyFrom(self._statements.seal(gift(self._node, sender, now)))
             self._trusted, self._heir = now, heir
             return reply
 
@@ -92,10 +98,6 @@ class Witness:
         told = (self._statements.read(Handover, signed) for signed in request.handovers)
         votes = carried([sender], [it for it in told if (it.round, it.base) == (state.round, state.digest)])
         return sender not in self._statements.convicted and not votes.isdisjoint(state.members)
-
-    def _gift(self, state: Trusted, heir: str) -> Signed:
-        gift = Handover(node=self._node, heir=heir, round=state.round, base=state.digest, votes=[self._node], number=1)
-        return self._statements.seal(gift)
 
     def _keep(self, state: Trusted, heir: str) -> None:
         fields = {"round": state.round, "digest": state.digest.hex(), "members": [*state.members], "heir": heir}
@@ -152,10 +154,3 @@ def _page(links: Iterable[Link]) -> list[Link]:
             break
         page.append(link)
     return page
-
-
-def check_gift(gift: Handover, witness: str, heir: str, here: Trusted) -> None:
-    """Raise BadMessage unless this is the vote of the witness for the round after this state."""
-    expected = Handover(node=witness, heir=heir, round=here.round, base=here.digest, votes=[witness], number=1)
-    if gift != expected:
-        raise BadMessage("the witness has given something else than its vote for the coming round")

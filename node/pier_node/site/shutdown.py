@@ -51,9 +51,7 @@ class Leave:
     async def leave(self) -> None:
         """Hand all votes to the first live peer that accepts them, and tell those that answer that it leaves."""
         self._leaving = True
-        members = self._rounds.state.members if self._rounds else ()
         others = [node for node in self._roster.participants() if node != self._carrier.node]
-        others.sort(key=lambda node: node not in members)  # the run's witness gives its vote to members alone
         with suppress(TimeoutError):
             async with asyncio.timeout(HEIR_SECONDS):
                 for heir in others:

@@ -46,6 +46,15 @@ async def test_a_vote_is_given_although_it_cannot_be_noted(tmp_path: Path, monke
         assert (await run.coordinator.vote(ALICE.node, REQUEST)).HasField("handover")
 
 
+async def test_before_the_run_has_a_founder_nobody_gets_a_vote(tmp_path: Path) -> None:
+    """Who asks too early must not make the witness remember that nobody founded the run."""
+    async with running(tmp_path) as run:
+        run.coordinator.witness = Witness(tmp_path / WITNESS_FILE, "w", PlainStatements("w", "w"))
+        with pytest.raises(stored.Refused, match="no founder yet"):
+            await run.coordinator.vote(ALICE.node, REQUEST)
+        assert not (tmp_path / WITNESS_FILE).exists()
+
+
 async def test_a_run_without_a_witness_says_so(tmp_path: Path) -> None:
     async with running(tmp_path) as run:
         await run.let_in(ALICE)
