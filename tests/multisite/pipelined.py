@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
+from multisite.harm import slowed
 from multisite.world import World
 from processes.run import ENDLESS
 from processes.site import PATIENCE, Site, wait_until
@@ -73,14 +76,28 @@ def visits(run: World, name: str) -> int:
 
 
 def expendable(run: World) -> Site:
-    """A site that has a replica and does not plan: of a later stage, and with work to do."""
+    """A site that has a replica and does not plan: of a later stage, and the one with most to do."""
     wait_until("paths are planned", lambda: any((it.folder / PATHS_FILE).exists() for it in run.sites.values()))
-    it = drawn(run)
-    stage = next(sites for sites in it.plan.stages[1:] if len(sites) > 1)
     planner = min(run.sites.values(), key=lambda site: site.node)
-    names = {it.problem.sites[site].name for site in stage} - {planner.name}
-    wait_until("a site with a replica has work", lambda: any(visits(run, name) for name in names))
-    return run[max(names, key=lambda name: visits(run, name))]
+    several = [it for it in run.sites.values() if it is not planner and _stage(run, it) and _replicas(run, it)]
+    return max(several, key=lambda site: visits(run, site.name))
+
+
+@contextmanager
+def needed(run: World, site: Site) -> Iterator[None]:
+    """Microbatches come to it, for its replicas are slow. If only links are the limit, one of them may do it all."""
+    with ExitStack() as stack:
+        for replica in _replicas(run, site):
+            stack.enter_context(slowed(replica, 0.2))
+        yield
+
+
+def _stage(run: World, site: Site) -> int | None:
+    return StageState(site.folder, run.config).stage
+
+
+def _replicas(run: World, site: Site) -> list[Site]:
+    return [it for it in run.sites.values() if it is not site and _stage(run, it) == _stage(run, site)]
 
 
 def loss_falls(run: World) -> None:

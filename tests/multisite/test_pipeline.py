@@ -12,6 +12,7 @@ from multisite.pipelined import (
     empty,
     expendable,
     loss_falls,
+    needed,
     replicas_are_equal,
     take_steps,
     visits,
@@ -36,7 +37,8 @@ def test_a_site_that_dies_anywhere_in_an_iteration_costs_one_at_most(world: Make
         take_steps(run, *others)
         before = run[others[0]].round
         victim.start("--fail-at", f"1:{phase}")
-        assert victim.ended() in KILLED
+        with needed(run, victim):
+            assert victim.ended() in KILLED
         take_steps(run, *others)
         assert empty(run[others[0]], before) <= 1, phase
     victim.start()
@@ -56,6 +58,8 @@ def test_a_site_that_is_slow_or_cut_off_is_planned_around(world: MakeWorld) -> N
     begin(run)
     victim = expendable(run)
     others = [name for name in FIVE if name != victim.name]
+    with needed(run, victim):
+        wait_until("microbatches come to it", lambda: visits(run, victim.name) > 0)
     usual = max(visits(run, victim.name), 1)  # the paths may just have changed
     with slowed(victim, 0.2):
         wait_until("fewer microbatches come to it", lambda: visits(run, victim.name) < usual)
