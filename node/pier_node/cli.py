@@ -52,9 +52,7 @@ from pier_node.commands.options import (
 @click.option(
     "--experts",
     type=click.Path(path_type=Path, file_okay=False),
-    default=Path("ensemble"),
-    show_default=True,
-    help="Folder of the ensemble: ensemble.json and one folder per expert.",
+    help="Folder of the ensemble: ensemble.json and one folder per expert. [default: ensemble]",
 )
 @click.option(
     "--listen", default="127.0.0.1:7720", show_default=True, metavar="HOST:PORT", help="Address to listen on."

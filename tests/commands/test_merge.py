@@ -41,7 +41,7 @@ async def test_one_model_is_made_of_experts_served_and_reduced(call: Call, alike
     assert all(name in done.output for name in (*NAMES, "mean", "merged", f"pier-node serve --model {out}"))
     assert load(out).names == NAMES
 
-    asking = opened(tmp_path, experts=None, model=out)
+    asking = opened(tmp_path, model=out)
     async with served(asking) as address:
         client = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
         told = await client.completions.create(model="one", prompt="import os", max_tokens=8, temperature=0)

@@ -40,6 +40,8 @@ from pier_node.wire.transport import Transport
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Pulse, Site
 
 MULTIADDR = "/ip4/10.0.0.1/tcp/7700/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+PIPELINE = "[run]\nsites = 2\n[pipeline]\nstages = 2\n"
+PROGRAM = '[program]\nstep_tokens = 8\ntensors = ["weight 2x3"]\n[outer]\nalgorithm = "diloco"\n'
 CONFIG = RunConfig.model_validate({"run": {"name": "here", "sites": 3}})
 
 
@@ -189,6 +191,12 @@ async def test_until_its_first_round_a_site_may_join_another_run(tmp_path: Path)
         ("[model]\nvocab_size = 128\n", {}, "vocab_size = 128"),
         ("", {"data": "/mistyped"}, "/mistyped"),
         ("[inner]\nbatch_size = 2\n", {"workers": 3}, "--workers 3"),
+        ("", {"shared_data": True}, "--shared-data would have no effect"),
+        (PIPELINE, {"workers": 2}, "--workers would have no effect"),
+        (PIPELINE, {"parallel": Parallel("fsdp")}, "--parallel, --tensor, --checkpointing would have no effect"),
+        (PIPELINE, {"checkpoint_every": 5}, "--checkpoint-every would have no effect"),
+        (PROGRAM, {"data": "/mine", "command": "x"}, "--dataset would have no effect: the site's own program"),
+        (PROGRAM, {"workers": 2, "command": "x"}, "--workers would have no effect"),
     ],
 )
 def test_what_training_needs_is_looked_at_before_anything_is_written(

@@ -27,6 +27,7 @@ from pier_node.experts.serving.plugging import Plugs, Shelf
 from pier_node.rounds.saved_model import pick_device
 
 PORT = 7720
+ENSEMBLE = Path("ensemble")
 GB = 1_000_000_000
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class ServeOptions:
 
     Attributes:
         model: folder of a single model; None: an ensemble is served.
-        experts: folder of the ensemble.
+        experts: folder of the ensemble; None: ENSEMBLE, unless a single model is served.
         listen: HOST:PORT.
         top_k: number of experts that answer a request; 0: all.
         memory: GB for weights; 0: no limit.
@@ -46,7 +47,7 @@ class ServeOptions:
     """
 
     model: Path | None
-    experts: Path
+    experts: Path | None
     listen: str
     top_k: int
     memory: float
@@ -67,16 +68,21 @@ def run_server(options: ServeOptions, quiet: bool) -> None:
 def open_models(options: ServeOptions) -> Asking:
     """The model, or the ensemble, of a folder, ready for requests. Raises PierError."""
     if options.model:
+        given = {"--experts": options.experts, "--top-k": options.top_k, "--posterior": options.posterior != "decay"}
+        if unused := [name for name, value in given.items() if value]:
+            raise PierError(
+                f"{unused[0]} is for an ensemble, and --model serves a single model", "Give only one of them."
+            )
         expert, tokenizer = read_model(options.model, pick_device(options.device))
         experts, name = [expert], expert.name
     else:
-        if not options.experts.is_dir():
+        folder = options.experts or ENSEMBLE
+        if not folder.is_dir():
             raise PierError(
-                f"{options.experts}: no such folder",
-                "Serve a model with --model DIR, or an ensemble with --experts DIR.",
+                f"{folder}: no such folder", "Serve a model with --model DIR, or an ensemble with --experts DIR."
             )
         experts, tokenizer = shelf_of(options)()
-        name = options.experts.resolve().name or "ensemble"
+        name = folder.resolve().name or "ensemble"
     pool = Pool(experts, int(options.memory * GB))
     pool.check_room(options.top_k)
     return Asking(name, tokenizer, pool, rule(options.posterior), options.top_k)
@@ -84,7 +90,7 @@ def open_models(options: ServeOptions) -> Asking:
 
 def shelf_of(options: ServeOptions) -> Shelf:
     """Reads the ensemble's folder, again at each call."""
-    return partial(read_shelf, options.experts, pick_device(options.device))
+    return partial(read_shelf, options.experts or ENSEMBLE, pick_device(options.device))
 
 
 async def _serve(options: ServeOptions, console: Console) -> None:

@@ -40,6 +40,7 @@ from pier_node.site.journal import Journal
 from pier_node.site.running import start_command
 from pier_node.site.settings import Settings
 from pier_node.trainer.data.corpus import SiteData, check_data
+from pier_node.trainer.parallel import AUTO
 from pier_node.wire import tokenizer
 from pier_node.wire.addresses import free_port
 from pier_node.wire.carrier import GREETING, PROTOCOL, TOKENIZER_PART, BadMessage, PeerLost, PeerRefused
@@ -232,6 +233,7 @@ def check_port(settings: Settings) -> None:
 
 def check_needs(config: RunConfig, settings: Settings, record: SiteRecord | None) -> None:
     """Check that this site can train: it needs enough data, a tokenizer that fits, and a sequence per worker."""
+    _refuse_unused(config, settings)
     if config.program:
         if not settings.has_program:
             raise PierError(
@@ -255,6 +257,23 @@ def check_needs(config: RunConfig, settings: Settings, record: SiteRecord | None
         if config.pipeline.stages == 1 or settings.data:
             raise
         log.warning("this site cannot hold the first stage, which reads the data: %s", error)
+
+
+def _refuse_unused(config: RunConfig, settings: Settings) -> None:
+    """Check that no option would be ignored. Raises PierError."""
+    workers = {"--workers": settings.workers > 1, "--parallel, --tensor, --checkpointing": settings.parallel != AUTO}
+    if settings.shared_data and settings.data is None:
+        given, why = {"--shared-data": True}, "it says what --dataset is, which is not given"
+    elif config.program:
+        given = {"--dataset": settings.data is not None, **workers}
+        why = "the site's own program brings its data and processes"
+    elif config.pipeline.stages > 1:
+        given = {**workers, "--checkpoint-every": settings.checkpoint_every > 1}
+        why = "a site of a pipeline computes in one process, and keeps every step on its disk"
+    else:
+        return
+    if unused := [name for name, value in given.items() if value]:
+        raise PierError(f"{unused[0]} would have no effect: {why}", "Start this site without it.")
 
 
 def _data(config: RunConfig, settings: Settings, record: SiteRecord | None) -> SiteData:

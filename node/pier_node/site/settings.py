@@ -82,7 +82,7 @@ class Settings:
             listen=self.listen or before.listen or LISTEN,
             advertise=self.advertise or before.advertise or None,
             data=self.data or before.dataset or None,
-            shared_data=self.shared_data or (self.data is None and before.shared_data),
+            shared_data=self.shared_data or (self.data is None and bool(before.dataset) and before.shared_data),
         )
 
     def noted(self, record: SiteRecord) -> SiteRecord:

@@ -48,7 +48,7 @@ def make_ensemble(folder: Path, names: Sequence[str] = NAMES) -> Path:
 
 def options(folder: Path, **changed: Any) -> ServeOptions:
     told = {"listen": "127.0.0.1:0", "top_k": 0, "memory": 0.0, "posterior": "decay", "device": "cpu", **changed}
-    return ServeOptions(**{"model": None, "experts": folder, **told})
+    return ServeOptions(**{"model": None, "experts": None if "model" in told else folder, **told})
 
 
 def opened(folder: Path, **changed: Any) -> Asking:

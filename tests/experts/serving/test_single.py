@@ -65,7 +65,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def alone(folder: Path) -> Asking:
-    return opened(folder / "none", model=folder)
+    return opened(folder, model=folder)
 
 
 def client(address: str) -> openai.AsyncOpenAI:
@@ -80,6 +80,15 @@ def test_each_kind_is_computed_by_what_knows_it(tmp_path: Path) -> None:
     assert isinstance(hub.experts[0], HubModel)
     assert (hub.experts[0].vocab_size, hub.experts[0].context) == (258, 64)
     assert hub.experts[0].size > hub.experts[0].flops > 0
+
+
+@pytest.mark.parametrize(
+    ("more", "option"),
+    [({"experts": Path("e")}, "--experts"), ({"top_k": 1}, "--top-k"), ({"posterior": "bayes"}, "--posterior")],
+)
+def test_what_is_for_ensembles_is_refused_for_a_single_model(tmp_path: Path, more: dict[str, Any], option: str) -> None:
+    with pytest.raises(PierError, match=f"{option} is for an ensemble"):
+        opened(tmp_path, model=tmp_path, **more)
 
 
 async def test_several_prompts_and_answers_are_what_each_is_alone(model: Path) -> None:
