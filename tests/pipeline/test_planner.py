@@ -255,6 +255,18 @@ def test_who_is_wanted_for_a_stage_gets_it_and_the_others_fill_up() -> None:
     assert ([*message.candidates], [*message.newcomers]) == (["g"], [2])
 
 
+def test_a_newcomer_is_a_replica_where_there_is_none_and_then_helps_the_slowest_stage() -> None:
+    there = pulses({"a": 0, "b": 0, "c": 1, "d": 1, "e": 2, "f": 2, "g": 3}, forward=0.1, backward=0.2)
+    for node, times in {"c": 2.0, "d": 2.0, "g": 0.5}.items():
+        there[node].place.forward *= times
+        there[node].place.backward *= times
+    for node in "xyz":
+        there[node] = Pulse(site=Site(node=node))
+    message = Asked().plan(LATER, there)
+    # Stage 3 has one site, although a fast one. Then stage 1 is slowest: two thirds of all paths visit a later stage.
+    assert ([*message.candidates], [*message.newcomers]) == (["x", "y", "z"], [3, 1, 0])
+
+
 def test_little_memory_takes_more_waves() -> None:
     lean = pulses(SIX)
     for it in lean.values():

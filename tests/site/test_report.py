@@ -15,6 +15,7 @@ from simulation.virtual_time import run
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
+from pier_node.pipeline import vote_state
 from pier_node.rounds.attempt import Tools
 from pier_node.rounds.folder import EVENTS_FILE, read_events
 from pier_node.rounds.member import Rounds
@@ -73,6 +74,19 @@ def test_it_reports_the_committed_round() -> None:
         pulse = reporter.pulse()
         assert (pulse.round, pulse.digest, pulse.phase) == (3, state.digest, Phase.PHASE_TRAINING)
         await roster.stop()
+
+    run(main())
+
+
+def test_the_tokens_of_a_pipeline_are_those_of_its_steps() -> None:
+    async def main() -> None:
+        carrier = Network(1, Weather()).join("a")
+        config = RunConfig.model_validate({"run": {"sites": 2}, "pipeline": {"stages": 2, "microbatches": 6}})
+        reporter = Reporter(config, Site(node="a"), carrier, Progress())
+        state = vote_state.beginning(2, "a")
+        state.anchor[vote_state.STEPS] = 7
+        event = reporter.event(state, Roster(carrier, reporter.pulse))
+        assert event["tokens_in_anchor"] == 7 * 6 * config.inner.batch_size * config.model.context
 
     run(main())
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import random
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -304,14 +303,25 @@ class Planner:
         return drawn(section, sizes, there.places, there.round_trips, there.stages, seed)
 
     def _given(self, strangers: Sequence[str], well: Mapping[str, Place], wanted: Mapping[str, int]) -> dict[str, int]:
-        """A stage for each site without one: the stage that the operator wants, or else the one with fewest sites."""
-        stages = range(self._section.stages)
+        """A stage for each site without one: what the operator wants, one that has no replica, or else the slowest.
+
+        How slow a stage is: its share of all visits, over the sum of the speeds of its sites.
+        """
+        stages, later = range(self._section.stages), (self._section.path_length - 1) / (self._section.stages - 1)
         given = {node: stage for node, stage in wanted.items() if stage in stages}
-        count = Counter([*(place.stage for place in well.values()), *given.values()])
+        speeds = [1 / (it.forward_s + it.backward_s + it.loss_s) for it in sites_of(well)]
+        usual = _middle(speeds) or 1.0
+        sites = [(place.stage, speed) for place, speed in zip(well.values(), speeds, strict=True)]
+        sites += [(stage, usual) for stage in given.values()]
+
+        def done(stage: int) -> tuple[int, float, int]:
+            mine = [speed for it, speed in sites if it == stage]
+            return min(len(mine), 2), sum(mine) / (later if stage else 1.0), stage
+
         for node in strangers:
             if node not in given:
-                given[node] = min(stages, key=lambda it: (count[it], it))
-                count[given[node]] += 1
+                given[node] = min(stages, key=done)
+                sites.append((given[node], usual))
         return given
 
 

@@ -29,6 +29,7 @@ from pier_node.engine.program import RunView
 from pier_node.gossip.pair_rounds import PairRounds
 from pier_node.outer.schedule import round_plan, total_rounds
 from pier_node.outer.state import OuterState
+from pier_node.pipeline.vote_state import vote_state_of
 from pier_node.rounds.folder import EVENTS_FILE
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
@@ -202,7 +203,7 @@ class Reporter:
             "round": state.round,
             "digest": state.digest.hex(),
             "members": list(state.members),
-            "tokens_in_anchor": sum(state.ledger.values()),
+            "tokens_in_anchor": self._tokens_in(state),
         }
         event = {"time": time.time(), "pid": os.getpid(), **self.status(roster), **told}
         if (proven := self._proven()) and proven.round != state.round:
@@ -225,8 +226,14 @@ class Reporter:
             "total_steps": self.config.inner.total_steps,
             "members": list(state.members) if state else [],
             "fingerprint": trusted.fingerprint if (trusted := self._proven()) else "",
-            "tokens_in_anchor": sum(state.ledger.values()) if state else 0,
+            "tokens_in_anchor": self._tokens_in(state) if state else 0,
         }
+
+    def _tokens_in(self, state: OuterState) -> int:
+        """Tokens that a state was trained with. In a pipeline, the ledger holds something else."""
+        if self.config.pipeline.stages == 1:
+            return sum(state.ledger.values())
+        return vote_state_of(state).steps * self.config.pipeline.microbatches * self.config.step_tokens
 
     def _proven(self) -> Trusted | None:
         """What a newcomer may be told to trust; None: there is no state yet, or states are not voted on."""
