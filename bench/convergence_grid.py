@@ -38,8 +38,9 @@ KEYS = {
     "decay": ("outer", "error_decay"),
     "density": ("outer", "density"),
     "end": ("inner", "min_lr"),
+    "h": ("outer", "inner_steps"),
 }
-"""Where each stands in run.toml; `end` as a part of the learning rate, a tenth if it is not given."""
+"""Where each stands in run.toml; `end` as a part of the learning rate, a tenth if it is not given; `h` is H."""
 
 
 @dataclass(frozen=True)
