@@ -134,7 +134,7 @@ def test_an_interrupted_demo_goes_on_where_it_was(tmp_path: Path) -> None:
     assert result["rounds_compared"] >= 2  # of those between, the founder may have made some alone: it is half of two
     assert [step for step, _ in result["validation"]] == list(range(0, 61, 10))
     assert re.search(r"Resuming at round [1-9] as alpha", (tmp_path / "alpha.log").read_text())
-    # Each daemon counts its own bytes, and both are told: 4 P a round that both took part in, before the end and after.
+    # Bytes are counted on: 4 P a round that both took part in, before the end and after.
     exchanged = 4 * result["parameters"] * result["rounds_compared"]
     assert exchanged <= min(site["bytes_sent"] for site in result["sites"]) < 1.5 * exchanged
 

@@ -51,15 +51,6 @@ def test_validation_of_a_round_that_was_not_measured_is_an_old_one(tmp_path: Pat
     assert [step for step, _ in seen.validation] == [0, 80, 160, 200]
 
 
-def test_bytes_of_a_site_that_was_started_again(tmp_path: Path) -> None:
-    seen = record(tmp_path, rounds=3)
-    seen.saw_event("alpha", event("alpha", 4, pid=2, bytes_sent=500))
-    seen.saw_event("alpha", event("alpha", 5, pid=2, bytes_sent=700))
-    assert seen.tracks["alpha"].bytes_sent == 3_000_700
-    seen.saw_event("alpha", event("alpha", 6, pid=3, bytes_sent=4_000_000))
-    assert seen.tracks["alpha"].bytes_sent == 7_000_700
-
-
 def test_losses_go_forward_only(tmp_path: Path) -> None:
     track = record(tmp_path).tracks["alpha"]
     for step, loss in ((3, 4.0), (2, 9.0), (3, 9.0), (5, None), (6, 3.0)):

@@ -124,3 +124,7 @@ def test_two_killed_sites_end_with_the_bits_of_two_that_were_not(found: Found) -
         site.take_part()
     killed.finish()
     assert_equal_to_the_bit(straight, killed)
+    for site in killed.sites:
+        sent = [event["bytes_sent"] for event in site.events()]
+        assert sent == sorted(sent), "the count goes on after a restart"
+        assert sent[-1] > 1.5 * sent[4]

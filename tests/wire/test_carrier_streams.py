@@ -46,6 +46,8 @@ async def test_streams_arrive_whole_and_in_order(pair: Pair) -> None:
     assert await inbox.outcome == f"all of {alice.node}"
     assert (alice.bytes_sent(), bob.bytes_sent()) == (10 * MIB, 0)
     assert (alice.bytes_sent_to(bob.node), alice.bytes_sent_to("f" * 16)) == (10 * MIB, 0)
+    alice.count_from(7)
+    assert (alice.bytes_sent(), alice.bytes_sent_to(bob.node)) == (10 * MIB + 7, 10 * MIB)
 
 
 async def test_pulled_streams_arrive_whole_and_in_order(pair: Pair) -> None:

@@ -44,7 +44,6 @@ class Track:
     event: Status = field(default_factory=dict)
     loss: Curve = field(default_factory=list)
     code: int | None = None
-    _sent_before: int = 0
 
     @property
     def round(self) -> int:
@@ -53,8 +52,8 @@ class Track:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes sent up to its last round, summed over all its daemons."""
-        return self._sent_before + int(self.event.get("bytes_sent", 0))
+        """Bytes sent up to its last round."""
+        return int(self.event.get("bytes_sent", 0))
 
     def saw_status(self, status: Status) -> None:
         """Record an answer of the site."""
@@ -63,8 +62,6 @@ class Track:
 
     def saw_event(self, event: Status) -> None:
         """Record a committed round."""
-        if event["pid"] != self.event.get("pid"):  # another daemon counts from zero
-            self._sent_before = self.bytes_sent
         self.event = event
         self._saw_loss(event)
 

@@ -38,6 +38,7 @@ from pier_node.site.loop import run_work
 from pier_node.site.membership import Joined
 from pier_node.site.replica import Replica, prepare
 from pier_node.site.report import Reporter, Status, StatusServer, name_in_logs, tell_of_missing
+from pier_node.site.running import last_event
 from pier_node.site.settings import Settings
 from pier_node.site.shutdown import wait_for_unfinished
 from pier_node.wire.carrier import HELLO, TOKENIZER_PART
@@ -200,6 +201,7 @@ class Entrance:
         self.member, self.settings, self._say = member, settings, say
         config, node, run_hash = member.config, member.identity.node, member.config.hash()
         self.carrier = make_carrier(member.transport, node, run_hash, member.credentials, settings.folder)
+        self.carrier.count_from(int(last_event(settings.folder).get("bytes_sent", 0)))
         self._site = Site(node=node, name=settings.name or member.name or socket.gethostname())
         self._signer = Signer(member.identity, run_hash)
         self._statements = SignedStatements(self._signer, member.witness)

@@ -397,6 +397,10 @@ class SiteCarrier(Answers, ABC):
         """Payload bytes that this site has sent so far, over all streams."""
         return self.sent.total()
 
+    def count_from(self, sent: int) -> None:
+        """Count on from what this site had sent before it was started again."""
+        self.sent[""] = sent
+
     def bytes_sent_to(self, peer: str) -> int:
         """Payload bytes sent to one peer so far."""
         return self.sent[peer]

@@ -76,7 +76,7 @@ class Recorder:
 
     def __init__(self, reports: Reports, progress: Progress, carrier: SiteCarrier, roster: Roster) -> None:
         self._reports, self._progress, self._carrier, self._roster = reports, progress, carrier, roster
-        self._compute, self._waited, self._sent = progress.compute, progress.waited, 0
+        self._compute, self._waited, self._sent = progress.compute, progress.waited, carrier.bytes_sent()
         self._sample = ""
 
     def round(self, state: OuterState, lines: Mapping[str, float] | None = None) -> Callable[[], None]:
