@@ -679,7 +679,7 @@ class Ready(_message.Message):
     nonce: _builtins.bytes
     """names this announcement; any later act of the node voids it"""
     tokens: _builtins.int
-    """weight of its pseudo-gradient"""
+    """weight of its pseudo-gradient; in a pipeline: hash of its result, 0: it is not ready"""
     bandwidth: _builtins.float
     """measured bytes per second, 0: not known yet"""
     holds: _builtins.bool
