@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
 from pier_node.outer.inner_optimizer import Moments, take_step
 from pier_node.outer.layout import Layout
-from pier_node.outer.mean import Update
+from pier_node.outer.mean import Update, weighted_mean
 from pier_node.outer.state import OuterState
 from pier_node.pipeline import stage_state, vote_state
 from pier_node.pipeline.beginnings import Beginnings
@@ -43,7 +43,7 @@ from pier_node.trainer.model import hub
 from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.initial import initial_weights
 from pier_node.wire.carrier import DESCRIBE, ROUTE, PeerLost
-from pier_proto.v1.peer_pb2 import IterationPlan, Phase, StateRequest, Total
+from pier_proto.v1.peer_pb2 import IterationPlan, Phase, Site, StateRequest, Total
 
 LONG = 40
 """Steps of a run that is not over before a site comes back."""
@@ -166,6 +166,41 @@ def test_a_site_that_lies_in_rounds_and_about_plans_stops_no_step(tmp_path: Path
     assert cluster.voted().steps == 6
     assert not cluster.taken
     assert all(len(found) == 1 for found in cluster.digests.values())
+    assert {len(state.members) for state in cluster.states.values()} == {7}, "it took part"
+
+
+class AForger(PipelineCluster):
+    """A site that comes after the first step, without a stage, makes up the mean of any shard that it owns."""
+
+    async def committed(self, name: str, state: OuterState) -> None:
+        await super().committed(name, state)
+        if "z" not in self.names:
+            self.names.append("z")
+            self.disks["z"] = Disk()
+            self.boot("z")
+            for node in self.nodes.values():
+                node.roster.add(Site(node="z"))
+
+    def boot(self, name: str) -> None:
+        super().boot(name)
+        if name == "z":
+            node = self.nodes[name]
+            vars(node.training)["_work"] = self._wait
+            vars(node.rounds._tools)["mean"] = self._forge
+
+    async def _wait(self) -> Update:
+        await asyncio.sleep(0.5)
+        return vote_state.not_ready(4)
+
+    def _forge(self, vectors: Sequence[Vector], weights: Sequence[np.float32], out: Vector) -> None:
+        weighted_mean(vectors, weights, out)
+        out /= 2
+
+
+def test_a_site_without_a_stage_makes_up_no_mean(tmp_path: Path) -> None:
+    cluster = AForger(six(steps=12), tmp_path)
+    run(cluster.run())
+    assert cluster.voted().steps == max(cluster.digests) == 12, "no round was empty because of it"
     assert {len(state.members) for state in cluster.states.values()} == {7}, "it took part"
 
 

@@ -123,6 +123,14 @@ def test_results_that_others_make_up_do_not_spoil_a_step() -> None:
         assert {node for node, round in after.ledger.items() if round == after.round} == {"a", "b", "c"}
 
 
+def test_only_electors_own_shards_however_many_strangers_there_are() -> None:
+    waiting = decided(ONCE, a=READY, b=READY, c=READY, d=NOT, x=OTHER)
+    assert {"d", "x"} < {*waiting.members}
+    assert vote_state.ONE_RESULT.owners(waiting, "abcdtuvwxyz") == ["a", "b", "c"]
+    assert vote_state.ONE_RESULT.owners(BEGIN, "abcd") == ["a"], "the founder"
+    assert vote_state.ONE_RESULT.owners(waiting, "dx") == ["d", "x"], "or else nobody could decide a round"
+
+
 def test_a_newcomer_decides_with_the_others() -> None:
     four = vote_state.ready(Plan.read(iteration_plan([0, 1, 3, 2], [[0, 1, 2, 3]]), 4), TOTAL, 4)
     state = decided(ONCE, a=four, b=four, c=four, x=four)

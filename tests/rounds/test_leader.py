@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from simulation.virtual_time import run
 
 from pier_node.base.patience import LearnedWait
 from pier_node.base.tasks import Signal
+from pier_node.outer.mean import Weighing
+from pier_node.outer.state import OuterState
+from pier_node.pipeline.vote_state import ONE_RESULT
 from pier_node.rounds.deadline import COMING
 from pier_node.rounds.leader import BUSY, POLL, Leader, LeaderView
 from pier_node.wire.carrier import BadMessage
@@ -47,13 +51,20 @@ class Roll:
         return self.phases.get(node) == Phase.PHASE_WAITING
 
 
+ANY = Weighing()
+
+
 class Desk:
     """A leader at work, at round 4, in a run that has had these members."""
 
-    def __init__(self, node: str = "a", present: str = "abc", base: str = "abc", sites: int = 1) -> None:
+    def __init__(
+        self, node: str = "a", present: str = "abc", base: str = "abc", sites: int = 1, bounds: Weighing = ANY
+    ) -> None:
         self.roll = Roll(node, present)
         roster: Any = self.roll
-        self.view = LeaderView(4, 0.0, tuple(base), STATE, 0, LENGTH, sites)
+        state = OuterState(4, tuple(base), {}, dict.fromkeys("bc", 4))
+        owners = partial(bounds.owners, state)
+        self.view = LeaderView(4, 0.0, state.members, bounds.leaders(state), owners, STATE, 0, LENGTH, sites)
         self.patience = LearnedWait(PATIENCE, 1.0)
         self.leader = Leader(roster, PlainStatements(node), lambda: self.view, self.patience)
 
@@ -123,6 +134,19 @@ def test_strangers_own_no_part_of_the_mean_unless_they_are_the_most(base: str, l
         assert [share.offset for share in shares] == [sum(lengths[:at]) for at in range(4)]
 
     at_desk(scene, node=base[0], present="abcd", base=base)
+
+
+def test_in_a_pipeline_an_elector_leads_and_electors_own_the_mean() -> None:
+    async def scene(desk: Desk) -> None:
+        answers = await asyncio.gather(*(desk.ask_until_told(ready(node, tokens=10)) for node in "abcd"))
+        assert [share.length for share in answers[0].shares] == [0, 6, 6, 0]
+
+    async def elsewhere(desk: Desk) -> None:
+        answer = await desk.ask(ready("d"))
+        assert (answer.verdict, answer.other) == (Proposal.VERDICT_NOT_LEADER, "b")
+
+    at_desk(scene, node="b", present="abcd", base="abcd", bounds=ONE_RESULT)
+    at_desk(elsewhere, node="a", present="abcd", base="abcd", bounds=ONE_RESULT)
 
 
 def test_a_live_participant_is_waited_for_until_the_deadline() -> None:

@@ -357,7 +357,7 @@ class Offer:
 
     @property
     def flaw(self) -> str:
-        return flaw(self.proposal, self.mine, self.announced, BASE, 10)
+        return flaw(self.proposal, self.mine, self.announced, BASE, BASE.members, 10)
 
     def says(self, node: str) -> Ready:
         return self.announced[node].ready
@@ -541,8 +541,8 @@ FLAWS: list[tuple[Callable[[Offer], None], str]] = [
     (_everybodys, "no quorum"),
     (_handed_over_before, "no quorum"),
     (_foreign, "no quorum"),
-    (_leader_without_a_vote, "a leader that was no member of the last round, though members are here"),
-    (_leader_with_invented_votes, "a leader that was no member of the last round, though members are here"),
+    (_leader_without_a_vote, "a leader that may not lead while others are here that may"),
+    (_leader_with_invented_votes, "a leader that may not lead while others are here that may"),
     (_elsewhere, "members at another state"),
     (_of_a_later_round, "members at another state"),
     (_leaping, "a ballot that does not follow"),

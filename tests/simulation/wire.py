@@ -34,6 +34,9 @@ class HuntCarrier(SimCarrier):
         self.network.carriers[self.node] = self
         return Choice(self.node, "", "It listens.")
 
+    def count_from(self, sent: int) -> None:
+        """Bytes are not counted here."""
+
     async def stop(self) -> None:
         """Leave it."""
         self.die()

@@ -46,7 +46,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import SITES, RunConfig
 from pier_node.outer.schedule import Kind, RoundPlan, entry, round_plan, start_steps
-from pier_node.outer.state import in_pieces, l2_norm
+from pier_node.outer.state import OuterState, in_pieces, l2_norm
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ LIMIT = 2**53 - 1
 
 @dataclass(frozen=True)
 class Weighing:
-    """The bounds of one round.
+    """The bounds of one round: what a member can bring, who may lead it, and who owns a shard of its mean.
 
     Attributes:
         claim: most tokens that one site can bring.
@@ -79,6 +79,18 @@ class Weighing:
             node: max(0, min(claimed, self.claim, room - ledger.get(entry(node, self.fragment), 0)))
             for node, claimed in claims.items()
         }
+
+    def leaders(self, state: OuterState) -> Collection[str]:
+        """Who may lead the round after a state, unless none of them is here."""
+        return state.members
+
+    def owners(self, state: OuterState, group: Collection[str]) -> list[str]:
+        """Who owns a shard of the mean in the round after a state, and so could make up that part.
+
+        Strangers, which were no members of the last round, own none unless they are the most.
+        """
+        members = [node for node in group if node in state.members]
+        return members if 2 * len(members) >= len(group) else [*group]
 
     def plausible(self, ledger: Mapping[str, int], first: Collection[str]) -> dict[str, int]:
         """The ledger of a run of pairs, as far as it can be true, and small enough for other sites to accept.

@@ -7,7 +7,7 @@ ready, and all ready sites give the same name. Otherwise the round is empty, and
 The vector, [68 + 2 S] for S stages: the 64 digits of the name in base 16; how many sites must be ready; the loss; the
 number of steps taken, 1 or 0; whether replicas are equal afterwards; which stages get a new version.
 
-Whoever has the token gets into the group of a round, and can say that it is ready. Three rules keep it from deciding:
+Whoever has the token gets into the group of a round, and can say that it is ready. Four rules keep it from deciding:
 
 - In place of tokens, a ready site announces a hash of its vector, which only the sites of the plan know. The largest
   set of sites with one hash is ready, and the others weigh nothing (`OneResult`). So a site that makes up a result does
@@ -17,6 +17,7 @@ Whoever has the token gets into the group of a round, and can say that it is rea
 - The ready sites must include most of the *electors*: the members of the last round that took the last step that
   counted; before the first step, the founder. If none of these was in the last round, all of its members are electors.
   The ready sites must be at least as many as a path has stages.
+- Electors lead the rounds and own the shards of their means.
 
 A newcomer takes part in plans as soon as it has its stage, and decides with the others, but not without most of those
 that were there before. Not all members of the last round are electors: the rest may be sites that wait for a stage that
@@ -150,6 +151,15 @@ class OneResult(Weighing):
 
         most = max({*claims.values()} - {0}, key=standing, default=0)
         return {node: claim if claim == most else 0 for node, claim in claims.items()}
+
+    def leaders(self, state: OuterState) -> Collection[str]:
+        """The electors: with a result of its own a leader makes the round empty, and nothing tells that it did."""
+        return _electors(state)
+
+    def owners(self, state: OuterState, group: Collection[str]) -> list[str]:
+        """The electors: a mean that is made up makes the round empty, and nothing tells who made it up."""
+        electors = _electors(state)
+        return [node for node in group if node in electors] or [*group]
 
 
 ONE_RESULT = OneResult(claim=1, whole=1, most=1.0)

@@ -40,6 +40,10 @@ class LeaderView:
     at: float
     """When the node committed that round, in seconds of the loop's clock."""
     base: tuple[str, ...]
+    leaders: Collection[str]
+    """Who may lead the coming round."""
+    owners: Callable[[Collection[str]], list[str]]
+    """Who of the members of the coming round own a shard."""
     digest: bytes
     """Digest of the state that the coming round follows from."""
     seen: int
@@ -130,7 +134,7 @@ class Leader:
             return Proposal(verdict=Proposal.VERDICT_BEHIND, round=committed, other=self._node)
         if ready.round > committed + 1:
             return _not_leader(ready, "", BUSY)
-        better = quorum.leader_of({self._node} | {*abreast} - {*ready.suspects}, self._view().base)
+        better = quorum.leader_of({self._node} | {*abreast} - {*ready.suspects}, self._view().leaders)
         return None if better == self._node else _not_leader(ready, better, "another site leads this round")
 
     def _admit(self, announced: quorum.Announcement, signed: Signed) -> Arrival:
@@ -255,13 +259,9 @@ def waiting_level(sites: int) -> int:
 
 
 def _shards(readies: Sequence[Ready], view: LeaderView) -> list[tuple[int, int]]:
-    """The shards, by member: an owner can forge the mean of its shard, so strangers get none unless they are the most.
-
-    The announced uplink of a stranger counts as unknown.
-    """
+    """The shards, by member. The announced uplink of a stranger counts as unknown."""
     rates = {ready.node: ready.bandwidth if ready.node in view.base else 0.0 for ready in readies}
-    members = [node for node in rates if node in view.base]
-    owners = members if 2 * len(members) >= len(rates) else list(rates)
+    owners = view.owners(rates)
     owned = dict(zip(owners, split(view.length, [rates[node] for node in owners]), strict=True))
     lengths = [owned.get(node, (0, 0))[1] for node in rates]
     return list(zip(accumulate(lengths, initial=0), lengths, strict=False))

@@ -12,6 +12,7 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -303,7 +304,7 @@ class Rounds:
         signed = self.statements.seal(ready)
         await self._faults.reach(ready.round, "ready")
         abreast = self._roster.abreast(self.state.round, self._committed_at)
-        leader = leader_of({self.node, *abreast} - {*ready.suspects}, self.state.members)
+        leader = leader_of({self.node, *abreast} - {*ready.suspects}, self._leaders())
         clock = asyncio.get_running_loop().time
         asked_at = clock()
         try:
@@ -369,7 +370,7 @@ class Rounds:
             read = [read_announcement(signed, self.statements) for signed in proposal.readies]
             announced = {it.ready.node: it for it in read}
             base = self.statements.base(self.state.members)
-            problem = flaw(proposal, ready, announced, base, self._length(ready.round))
+            problem = flaw(proposal, ready, announced, base, self._leaders(), self._length(ready.round))
         except BadMessage as bad:
             problem = str(bad)
         if ready.nonce != self._nonce:
@@ -434,8 +435,19 @@ class Rounds:
         self._tools.news.notify()
         self._roster.changed.notify()
 
+    def _leaders(self) -> Collection[str]:
+        return self._tools.weighing(self.coming()).leaders(self.state)
+
     def _leader_view(self) -> LeaderView:
-        state = self.state
-        length = self._length(self.coming())
-        seen = self.promises.now.promised[0]
-        return LeaderView(state.round, self._committed_at, state.members, self.base, seen, length, self.sites)
+        state, bounds = self.state, self._tools.weighing(self.coming())
+        return LeaderView(
+            committed=state.round,
+            at=self._committed_at,
+            base=state.members,
+            leaders=bounds.leaders(state),
+            owners=partial(bounds.owners, state),
+            digest=self.base,
+            seen=self.promises.now.promised[0],
+            length=self._length(self.coming()),
+            sites=self.sites,
+        )

@@ -90,12 +90,15 @@ def _has_most(votes: Collection[str], members: Collection[str], witness: str) ->
     return twice > size or (twice == size > 0 and (witness or min(members)) in {*votes})
 
 
-def leader_of(nodes: Collection[str], base: Collection[str]) -> str:
-    """The leader of the coming round: of these nodes, the lowest member of the last round if any, else the lowest.
+def leader_of(nodes: Collection[str], leaders: Collection[str]) -> str:
+    """The leader of the coming round: of these nodes, the lowest of those that may lead if any, else the lowest.
 
     A site that has just arrived cannot put itself in front of all others.
+
+    Args:
+        leaders: members of the last round; in a pipeline, the electors among them.
     """
-    return min({*nodes} & {*base} or nodes, default="")
+    return min({*nodes} & {*leaders} or nodes, default="")
 
 
 def order(ballot: Ballot) -> tuple[int, str]:
@@ -270,12 +273,20 @@ def _shown(announced: Mapping[str, Announcement]) -> list[Handover]:
     ]
 
 
-def flaw(proposal: Proposal, mine: Ready, announced: Mapping[str, Announcement], base: Base, length: int) -> str:
+def flaw(
+    proposal: Proposal,
+    mine: Ready,
+    announced: Mapping[str, Announcement],
+    base: Base,
+    leaders: Collection[str],
+    length: int,
+) -> str:
     """Why a member must not take part, in words; empty if it may.
 
     Args:
         mine: what the member announced; the proposal must rest on exactly that.
         announced: announcements of the proposal's members.
+        leaders: who may lead, as for `leader_of`.
         length: number of parameters.
     """
     group = [share.node for share in proposal.shares]
@@ -287,18 +298,25 @@ def flaw(proposal: Proposal, mine: Ready, announced: Mapping[str, Announcement],
         return "members out of order"
     if mine.node not in announced or announced[mine.node].ready.nonce != mine.nonce:
         return "stale"
-    return _flaw_of_group(proposal, mine, announced, base) or _flaw_of_shares(proposal, announced, length)
+    group_flaw = _flaw_of_group(proposal, mine, announced, base, leaders)
+    return group_flaw or _flaw_of_shares(proposal, announced, length)
 
 
-def _flaw_of_group(proposal: Proposal, mine: Ready, announced: Mapping[str, Announcement], base: Base) -> str:
+def _flaw_of_group(
+    proposal: Proposal,
+    mine: Ready,
+    announced: Mapping[str, Announcement],
+    base: Base,
+    leaders: Collection[str],
+) -> str:
     readies = [it.ready for it in announced.values()]
     if any((ready.round, ready.base) != (mine.round, mine.base) for ready in readies):
         return "members at another state"
     if not has_quorum(votes_of(announced), base):
         return "no quorum"
     leader = proposal.ballot.leader
-    if leader not in base.members and not {*base.members}.isdisjoint(announced):
-        return "a leader that was no member of the last round, though members are here"
+    if leader not in leaders and not {*leaders}.isdisjoint(announced):
+        return "a leader that may not lead while others are here that may"
     if proposal.ballot != next_ballot(readies, leader):
         return "a ballot that does not follow"
     if proposal.ballot.number > mine.seen.number + LEAP:
