@@ -149,6 +149,23 @@ def test_in_a_pipeline_an_elector_leads_and_electors_own_the_mean() -> None:
     at_desk(elsewhere, node="a", present="abcd", base="abcd", bounds=ONE_RESULT)
 
 
+def test_an_honest_stranger_gets_in_beside_one_that_makes_each_attempt_fail() -> None:
+    async def scene(desk: Desk) -> None:
+        chosen = list[str]()
+        for round in range(5, 9):
+            desk.view = replace(desk.view, committed=round - 1, base=tuple(chosen[-1] if chosen else "a"))
+            while True:  # with r, the attempt fails
+                nonce = bytes([len(chosen)])
+                asked = [ready(node, round=round, nonce=nonce + node.encode()) for node in "abcr"]
+                answers = await asyncio.gather(*map(desk.ask_until_told, asked))
+                chosen.append(group(answers[0]))
+                if "r" not in chosen[-1]:
+                    break
+        assert chosen == ["abcr", "a", "ab", "abc", "abcr", "abc"]
+
+    at_desk(scene, present="abcr", base="a")
+
+
 def test_a_live_participant_is_waited_for_until_the_deadline() -> None:
     async def scene(desk: Desk) -> None:
         answers = await asyncio.gather(*(desk.ask_until_told(ready(node)) for node in "ab"))

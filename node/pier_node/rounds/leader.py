@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from pier_node.base.patience import LearnedWait
+from pier_node.config.run import SITES
 from pier_node.outer.mean import split
 from pier_node.rounds import quorum
 from pier_node.rounds.deadline import RoundDeadline
@@ -93,6 +95,7 @@ class Leader:
         self._answered: dict[str, bytes] = {}
         self._told = ""
         self.lacks_witness, self.witness_says = False, ""
+        self._failures: Counter[str] = Counter()
 
     async def gather(self, sender: str, signed: Signed) -> Proposal:
         """Answer a member that is ready, once there is an answer."""
@@ -187,9 +190,26 @@ class Leader:
         """The best group, if it had one more vote than its members carry; "": it has not."""
         voters = self._voters(readies)
         group = quorum.choose_group(readies, voters, lambda group: not self._lacking(group, view, more))
-        if self._last.round == self._round and not self._lacking(group & voters, view, more):
-            group &= voters  # that attempt failed, and a stranger may make each one fail
-        return group
+        # After a failed attempt at this round, none: a stranger may make each one fail.
+        strangers = group - voters if self._last.round == self._round else self._held_back(group - voters)
+        return group if self._lacking(group - strangers, view, more) else group - strangers
+
+    def _held_back(self, strangers: frozenset[str]) -> frozenset[str]:
+        """Strangers that this round's first attempt does without, because attempts with them have failed.
+
+        Of such strangers half take part, or a quarter after two failures, and so on down to a single one: those with
+        the fewest failures. So each honest one gets in, whatever the others do.
+        """
+        doubted = sorted((node for node in strangers if self._failures[node]), key=lambda it: (self._failures[it], it))
+        return frozenset(doubted[max(1, len(doubted) >> self._failures[doubted[0]]) :] if doubted else ())
+
+    def _learn_from_failure(self, group: frozenset[str], view: LeaderView) -> None:
+        """Note whom the last attempt at this round had besides members; if one of these is gone, it may be to blame."""
+        last = {share.node for share in self._last.shares} if self._last.round == self._round else set[str]()
+        if last & {*view.base} <= group:
+            self._failures.update(last - {*view.base})
+        kept = Counter({node: count for node, count in self._failures.items() if node not in view.base})
+        self._failures = Counter(dict(kept.most_common(SITES)))
 
     def _seconds_to_wait(self, readies: dict[str, Ready], group: frozenset[str], waited: float) -> float:
         wait = self._deadline.seconds_to_wait(readies, waited, self._view().base, self._abreast())
@@ -215,6 +235,7 @@ class Leader:
         return ""
 
     def _propose(self, group: frozenset[str], readies: dict[str, Ready], view: LeaderView) -> None:
+        self._learn_from_failure(group, view)
         members = sorted(group)
         chosen = [readies[node] for node in members]
         proposal = Proposal(
