@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -54,6 +53,11 @@ class Roll:
 ANY = Weighing()
 
 
+def _state(round: int, members: str = "abc") -> OuterState:
+    """After this round; if it is that of a pipeline, b and c took the last step."""
+    return OuterState(round, tuple(members), {}, dict.fromkeys("bc", 4))
+
+
 class Desk:
     """A leader at work, at round 4, in a run that has had these members."""
 
@@ -62,9 +66,7 @@ class Desk:
     ) -> None:
         self.roll = Roll(node, present)
         roster: Any = self.roll
-        state = OuterState(4, tuple(base), {}, dict.fromkeys("bc", 4))
-        owners = partial(bounds.owners, state)
-        self.view = LeaderView(4, 0.0, state.members, bounds.leaders(state), owners, STATE, 0, LENGTH, sites)
+        self.view = LeaderView(_state(4, base), STATE, 0.0, bounds, 0, LENGTH, sites)
         self.patience = LearnedWait(PATIENCE, 1.0)
         self.leader = Leader(roster, PlainStatements(node), lambda: self.view, self.patience)
 
@@ -153,7 +155,7 @@ def test_an_honest_stranger_gets_in_beside_one_that_makes_each_attempt_fail() ->
     async def scene(desk: Desk) -> None:
         chosen = list[str]()
         for round in range(5, 9):
-            desk.view = replace(desk.view, committed=round - 1, base=tuple(chosen[-1] if chosen else "a"))
+            desk.view = replace(desk.view, state=_state(round - 1, chosen[-1] if chosen else "a"))
             while True:  # with r, the attempt fails
                 nonce = bytes([len(chosen)])
                 asked = [ready(node, round=round, nonce=nonce + node.encode()) for node in "abcr"]
@@ -179,7 +181,7 @@ def test_who_says_that_it_waits_but_does_not_come_is_waited_for_once() -> None:
     async def scene(desk: Desk) -> None:
         spent = []
         for number, phase in enumerate(("WAITING", "WAITING", "TRAINING", "WAITING", "WAITING"), start=5):
-            desk.view = replace(desk.view, committed=number - 1)
+            desk.view = replace(desk.view, state=_state(number - 1))
             desk.roll.phases["c"] = Phase.Value(f"PHASE_{phase}")
             began = now()
             answers = await asyncio.gather(*(desk.ask_until_told(ready(node, number)) for node in "ab"))
@@ -194,7 +196,7 @@ def test_who_comes_after_all_is_waited_for_again() -> None:
     async def scene(desk: Desk) -> None:
         desk.roll.phases["c"] = Phase.PHASE_WAITING
         await asyncio.gather(*(desk.ask_until_told(ready(node)) for node in "ab"))
-        desk.view = replace(desk.view, committed=5)
+        desk.view = replace(desk.view, state=_state(5))
         late = await desk.ask(ready("c"))
         assert late.verdict == Proposal.VERDICT_BEHIND
         began = now()
@@ -455,7 +457,7 @@ def test_a_new_round_starts_from_nothing() -> None:
     async def scene(desk: Desk) -> None:
         old = desk.ask(ready("b"))
         await asyncio.sleep(1)
-        desk.view = replace(desk.view, committed=5)
+        desk.view = replace(desk.view, state=_state(5))
         desk.roll.changed.notify()
         assert (await old).verdict == Proposal.VERDICT_BEHIND
         answers = await asyncio.gather(*(desk.ask(ready(node, 6)) for node in "abc"))

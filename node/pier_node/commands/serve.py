@@ -54,6 +54,11 @@ class ServeOptions:
     posterior: Kind
     device: str
 
+    @property
+    def ensemble(self) -> Path:
+        """Folder of the ensemble, if one is served."""
+        return self.experts or ENSEMBLE
+
 
 def run_server(options: ServeOptions, quiet: bool) -> None:
     """Serve until stopped. Raises PierError."""
@@ -76,13 +81,13 @@ def open_models(options: ServeOptions) -> Asking:
         expert, tokenizer = read_model(options.model, pick_device(options.device))
         experts, name = [expert], expert.name
     else:
-        folder = options.experts or ENSEMBLE
-        if not folder.is_dir():
+        if not options.ensemble.is_dir():
             raise PierError(
-                f"{folder}: no such folder", "Serve a model with --model DIR, or an ensemble with --experts DIR."
+                f"{options.ensemble}: no such folder",
+                "Serve a model with --model DIR, or an ensemble with --experts DIR.",
             )
         experts, tokenizer = shelf_of(options)()
-        name = folder.resolve().name or "ensemble"
+        name = options.ensemble.resolve().name or "ensemble"
     pool = Pool(experts, int(options.memory * GB))
     pool.check_room(options.top_k)
     return Asking(name, tokenizer, pool, rule(options.posterior), options.top_k)
@@ -90,7 +95,7 @@ def open_models(options: ServeOptions) -> Asking:
 
 def shelf_of(options: ServeOptions) -> Shelf:
     """Reads the ensemble's folder, again at each call."""
-    return partial(read_shelf, options.experts or ENSEMBLE, pick_device(options.device))
+    return partial(read_shelf, options.ensemble, pick_device(options.device))
 
 
 async def _serve(options: ServeOptions, console: Console) -> None:

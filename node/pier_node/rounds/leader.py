@@ -15,7 +15,8 @@ from itertools import accumulate
 
 from pier_node.base.patience import LearnedWait
 from pier_node.config.run import SITES
-from pier_node.outer.mean import split
+from pier_node.outer.mean import Weighing, split
+from pier_node.outer.state import OuterState
 from pier_node.rounds import quorum
 from pier_node.rounds.deadline import RoundDeadline
 from pier_node.rounds.double_votes import refutes
@@ -38,16 +39,13 @@ log = logging.getLogger(__name__)
 class LeaderView:
     """Where a node stands: what the leader needs to know about the coming round."""
 
-    committed: int
-    at: float
-    """When the node committed that round, in seconds of the loop's clock."""
-    base: tuple[str, ...]
-    leaders: Collection[str]
-    """Who may lead the coming round."""
-    owners: Callable[[Collection[str]], list[str]]
-    """Who of the members of the coming round own a shard."""
+    state: OuterState
+    """The state that the coming round follows from."""
     digest: bytes
-    """Digest of the state that the coming round follows from."""
+    at: float
+    """When the node committed that state, in seconds of the loop's clock."""
+    bounds: Weighing
+    """Those of the coming round."""
     seen: int
     """Number of the highest ballot of the coming round in which this node has taken part."""
     length: int
@@ -107,7 +105,7 @@ class Leader:
         if refusal := self._refuse(ready, self._abreast()):
             return refusal
         if ready.base != view.digest:
-            raise BadMessage(f"after round {view.committed} it holds different bits than this site")
+            raise BadMessage(f"after round {view.state.round} it holds different bits than this site")
         if ready.seen.number > view.seen + quorum.LEAP // 2:
             raise BadMessage(f"ballot {ready.seen.number} is far above all proposed ballots")
         if self._last.round == ready.round and self._answered.get(ready.node) == ready.nonce:
@@ -129,15 +127,16 @@ class Leader:
 
     def _abreast(self) -> list[str]:
         view = self._view()
-        return self._roster.abreast(view.committed, view.at)
+        return self._roster.abreast(view.state.round, view.at)
 
     def _refuse(self, ready: Ready, abreast: Sequence[str]) -> Proposal | None:
-        committed = self._view().committed
+        view = self._view()
+        committed = view.state.round
         if ready.round <= committed:
             return Proposal(verdict=Proposal.VERDICT_BEHIND, round=committed, other=self._node)
         if ready.round > committed + 1:
             return _not_leader(ready, "", BUSY)
-        better = quorum.leader_of({self._node} | {*abreast} - {*ready.suspects}, self._view().leaders)
+        better = quorum.leader_of({self._node} | {*abreast} - {*ready.suspects}, view.bounds.leaders(view.state))
         return None if better == self._node else _not_leader(ready, better, "another site leads this round")
 
     def _admit(self, announced: quorum.Announcement, signed: Signed) -> Arrival:
@@ -146,7 +145,7 @@ class Leader:
             self._round, self._arrivals = ready.round, {}
             self.lacks_witness, self.witness_says = False, ""
             self._deadline.begin()
-        at = self._deadline.arrived(ready, self._view().base)
+        at = self._deadline.arrived(ready, self._view().state.members)
         answer = asyncio.get_running_loop().create_future()
         arrival = self._arrivals[ready.node] = Arrival(announced, signed, at, answer)
         self._roster.changed.notify()
@@ -165,7 +164,7 @@ class Leader:
         """Close the group if it is time. Return seconds until the next look, or None to wait for a change."""
         view, now = self._view(), asyncio.get_running_loop().time()
         self._send_on()
-        if self._round != view.committed + 1 or not self._arrivals:
+        if self._round != view.state.round + 1 or not self._arrivals:
             return None
         readies = {node: arrival.ready for node, arrival in self._arrivals.items()}
         waited = now - min(arrival.at for arrival in self._arrivals.values())
@@ -190,8 +189,9 @@ class Leader:
         """The best group, if it had one more vote than its members carry; "": it has not."""
         voters = self._voters(readies)
         group = quorum.choose_group(readies, voters, lambda group: not self._lacking(group, view, more))
-        # After a failed attempt at this round, none: a stranger may make each one fail.
-        strangers = group - voters if self._last.round == self._round else self._held_back(group - voters)
+        strangers = group - voters
+        if self._last.round != self._round:  # after a failed attempt, none: a stranger may make each one fail
+            strangers = self._held_back(strangers)
         return group if self._lacking(group - strangers, view, more) else group - strangers
 
     def _held_back(self, strangers: frozenset[str]) -> frozenset[str]:
@@ -205,25 +205,26 @@ class Leader:
 
     def _learn_from_failure(self, group: frozenset[str], view: LeaderView) -> None:
         """Note whom the last attempt at this round had besides members; if one of these is gone, it may be to blame."""
+        members = {*view.state.members}
         last = {share.node for share in self._last.shares} if self._last.round == self._round else set[str]()
-        if last & {*view.base} <= group:
-            self._failures.update(last - {*view.base})
-        kept = Counter({node: count for node, count in self._failures.items() if node not in view.base})
+        if last & members <= group:
+            self._failures.update(last)
+        kept = Counter({node: count for node, count in self._failures.items() if node not in members})
         self._failures = Counter(dict(kept.most_common(SITES)))
 
     def _seconds_to_wait(self, readies: dict[str, Ready], group: frozenset[str], waited: float) -> float:
-        wait = self._deadline.seconds_to_wait(readies, waited, self._view().base, self._abreast())
+        wait = self._deadline.seconds_to_wait(readies, waited, self._view().state.members, self._abreast())
         return max(wait, self._deadline.seconds_for_introductions(group, waited))
 
     def _voters(self, nodes: Collection[str]) -> frozenset[str]:
-        base = self._statements.base(self._view().base)
+        base = self._statements.base(self._view().state.members)
         return quorum.voters_of({node: self._arrivals[node].announced for node in nodes}, base)
 
     def _lacking(self, group: frozenset[str], view: LeaderView, more: str = "") -> str:
         """Why this group cannot start with this vote besides its own, in words; empty if it can."""
         votes = quorum.votes_of({node: self._arrivals[node].announced for node in group})
-        if not quorum.has_quorum({*votes, more}, self._statements.base(view.base)):
-            absent = ", ".join(sorted(set(view.base) - votes - {*self._roster.participants()}))
+        if not quorum.has_quorum({*votes, more}, self._statements.base(view.state.members)):
+            absent = ", ".join(sorted(set(view.state.members) - votes - {*self._roster.participants()}))
             witness = f"; the witness does not give its vote: {self.witness_says}" if self.witness_says else ""
             return f"no majority of the last round's members is here; absent: {absent}{witness}" if absent else BUSY
         readies = [self._arrivals[node].ready for node in group]
@@ -281,8 +282,8 @@ def waiting_level(sites: int) -> int:
 
 def _shards(readies: Sequence[Ready], view: LeaderView) -> list[tuple[int, int]]:
     """The shards, by member. The announced uplink of a stranger counts as unknown."""
-    rates = {ready.node: ready.bandwidth if ready.node in view.base else 0.0 for ready in readies}
-    owners = view.owners(rates)
+    rates = {ready.node: ready.bandwidth if ready.node in view.state.members else 0.0 for ready in readies}
+    owners = view.bounds.owners(view.state, rates)
     owned = dict(zip(owners, split(view.length, [rates[node] for node in owners]), strict=True))
     lengths = [owned.get(node, (0, 0))[1] for node in rates]
     return list(zip(accumulate(lengths, initial=0), lengths, strict=False))

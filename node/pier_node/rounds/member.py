@@ -12,7 +12,6 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -439,15 +438,6 @@ class Rounds:
         return self._tools.weighing(self.coming()).leaders(self.state)
 
     def _leader_view(self) -> LeaderView:
-        state, bounds = self.state, self._tools.weighing(self.coming())
-        return LeaderView(
-            committed=state.round,
-            at=self._committed_at,
-            base=state.members,
-            leaders=bounds.leaders(state),
-            owners=partial(bounds.owners, state),
-            digest=self.base,
-            seen=self.promises.now.promised[0],
-            length=self._length(self.coming()),
-            sites=self.sites,
-        )
+        bounds, length = self._tools.weighing(self.coming()), self._length(self.coming())
+        seen = self.promises.now.promised[0]
+        return LeaderView(self.state, self.base, self._committed_at, bounds, seen, length, self.sites)
