@@ -211,6 +211,22 @@ def test_the_joined_model_is_that_of_one_process(tmp_path: Path, kind: str, plan
     np.testing.assert_allclose(cluster.joined(), expected, rtol=1e-3, atol=3e-6)
 
 
+CODECS = {"bf16": 0.001, "int8": 0.002, "int4": 0.03}
+"""How far the model may end from the uncompressed one, relative to how far that has moved."""
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_with_a_codec_replicas_end_equal_and_near_those_of_one_process(
+    tmp_path: Path, codec: str, plans: dict[int, Plan]
+) -> None:
+    cluster = PipelineCluster(meeting(outer={**PIER, "codec": codec}), tmp_path)
+    run(cluster.run())
+    check(cluster)
+    expected = followed(cluster, plans)
+    off, moved = (float(np.linalg.norm(expected - it)) for it in (cluster.joined(), first(cluster.config)))
+    assert 0 < off < CODECS[codec] * moved
+
+
 PHASES = ("exchanging", "summed", "prepared", "voting")
 ITERATION, OUTER = 5, 3
 """Rounds of a run that meets after every second step: 1, 2, 4, 5, 7, 8 are iterations, 3, 6, 9 outer rounds."""
@@ -243,10 +259,13 @@ def test_what_a_lost_replica_did_is_lost_with_it_and_nothing_else(
 RETURNS = [(ITERATION, "prepared"), (ITERATION, "voting"), (OUTER, "summed"), (OUTER, "voting"), (OUTER, "committed")]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("codec", ["none", "int4"])
 @pytest.mark.parametrize(("round", "phase"), RETURNS)
-def test_a_site_that_comes_back_takes_its_stage_again(tmp_path: Path, round: int, phase: str) -> None:
-    cluster = PipelineCluster(meeting(steps=14), tmp_path, fail_at={("c", round, phase): "restart"})
+def test_a_site_that_comes_back_takes_its_stage_again(tmp_path: Path, round: int, phase: str, codec: str) -> None:
+    cluster = PipelineCluster(
+        meeting(steps=14, outer={**PIER, "codec": codec}), tmp_path, fail_at={("c", round, phase): "restart"}
+    )
     run(cluster.run())
     assert cluster.struck == [("c", round, phase)]
     check(cluster)

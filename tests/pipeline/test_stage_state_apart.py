@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from pipeline.cases import config
 
-from pier_node.base.shared import Vector
+from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import RunConfig
+from pier_node.outer.codec import codec
 from pier_node.outer.state import ADAM_M, ANCHOR, MOMENTUM
 from pier_node.pipeline.beginnings import made
 from pier_node.pipeline.outer_step import MeanStep
@@ -18,7 +19,7 @@ from pier_node.pipeline.vote_state import VoteState, version
 from pier_proto.v1.peer_pb2 import Total
 
 RUN = RunConfig.model_validate(config().model_dump(mode="json") | {"outer": {"algorithm": "pier", "start": "none"}})
-STEP = MeanStep(0.9, 0.7)
+STEP, CODED = MeanStep(0.9, 0.7), MeanStep(0.9, 0.7, codec("int4"))
 FIRST, SECOND, OUTER = version(1, 7), version(2, 7), version(3, 7)
 
 
@@ -54,13 +55,13 @@ def test_steps_apart_leave_the_version_that_replicas_share(stage_state: StageSta
 def test_it_brings_what_it_moved_by_times_its_microbatches(stage_state: StageState) -> None:
     assert stage_state.state is not None
     expected = 5 * (stage_state.state.anchor - stage_state.working.anchor)
-    np.testing.assert_allclose(stage_state.brought(STEP), [*expected, 5.0], rtol=1e-6)
+    np.testing.assert_allclose(stage_state.brought(STEP).sent(), [*expected, 5.0], rtol=1e-6)
 
 
 def met(stage_state: StageState) -> Vector:
     assert stage_state.state is not None
-    tensors = STEP.after(stage_state.state, stage_state.brought(STEP))
-    stage_state.meet(tensors, OUTER)
+    tensors = STEP.after(stage_state.state, stage_state.brought(STEP).sent())
+    stage_state.meet(tensors, OUTER, None)
     return tensors[ANCHOR].array
 
 
@@ -74,7 +75,7 @@ def test_after_an_outer_round_it_goes_on_from_the_common_state_with_its_own_mome
     assert np.array_equal(stage_state.working.anchor, anchor)
     assert np.array_equal(stage_state.working.tensors[ADAM_M].array, moments)
     assert (stage_state.working.adam_step, stage_state.working.ledger[MICROBATCHES]) == (2, 0)
-    assert not stage_state.brought(STEP)[:-1].any()
+    assert not stage_state.brought(STEP).sent()[:-1].any()
 
 
 def test_an_outer_round_that_does_not_count_changes_nothing(stage_state: StageState, tmp_path: Path) -> None:
@@ -87,6 +88,26 @@ def test_an_outer_round_that_does_not_count_changes_nothing(stage_state: StageSt
     back.own.resume(3)
     assert back.load(0)
     assert np.array_equal(back.working.anchor, before)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("restarted", [True, False])
+def test_what_a_codec_dropped_is_brought_again_if_the_outer_round_counts(
+    stage_state: StageState, tmp_path: Path, counts: bool, restarted: bool
+) -> None:
+    before = stage_state.brought(CODED).sent().copy()
+    error = SharedVector(len(before))
+    error.array[:] = np.arange(len(before))
+    assert stage_state.state
+    stage_state.meet(CODED.after(stage_state.state, before), OUTER, error)
+    now = voted(OUTER, OUTER) if counts else voted(SECOND)
+    if restarted:
+        stage_state = StageState(tmp_path, RUN)
+        stage_state.own.resume(2)
+    stage_state.settle(now, 3)
+    assert stage_state.load(now.versions[1])
+    assert np.array_equal(stage_state.brought(CODED).sent(), error.array if counts else before)
+    assert not counts or not stage_state.brought(STEP).sent().any(), "a codec that drops nothing brings nothing again"
 
 
 def test_after_a_start_the_version_decides_what_it_goes_on_from(stage_state: StageState, tmp_path: Path) -> None:
@@ -103,6 +124,6 @@ def test_what_went_astray_is_not_brought_and_forgotten(
     stage_state: StageState, caplog: pytest.LogCaptureFixture
 ) -> None:
     stage_state.working.anchor[0] = np.inf
-    assert not stage_state.brought(STEP).any()
+    assert not stage_state.brought(STEP).sent().any()
     assert stage_state.done is None
     assert "this replica's update is dropped" in caplog.text

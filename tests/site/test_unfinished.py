@@ -24,7 +24,10 @@ class Roll:
 
     def __init__(self, pulse: Pulse | None) -> None:
         self.contacts, self.pulse, self.here = {"bob": None}, pulse, True
-        self.changed = Signal()
+        self.changed, self.announced = Signal(), 0
+
+    async def announce(self) -> None:
+        self.announced += 1
 
     def alive(self, node: str) -> bool:
         return self.here
@@ -59,6 +62,12 @@ def test_who_is_done_is_not_waited_for() -> None:
     assert stayed(WHOLE, Roll(Pulse(round=LAST))) == 0.0
     assert stayed(WHOLE, Roll(None)) == 0.0, "nothing is known of it"
     assert stayed(PIPED, Roll(Pulse(phase=Phase.PHASE_DONE))) == 0.0
+
+
+def test_a_site_that_may_go_at_once_says_first_that_it_is_done() -> None:
+    roll = Roll(Pulse(phase=Phase.PHASE_DONE))
+    assert stayed(PIPED, roll) == 0.0
+    assert roll.announced == 1
 
 
 def test_who_needs_the_last_state_is_waited_for() -> None:

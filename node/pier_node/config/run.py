@@ -82,8 +82,13 @@ def outer_flaw(outer: OuterSection) -> str:
     """What the replicas of a stage cannot do of [outer], and what to do instead; "" if there is nothing."""
     if outer.start == "solo":
         return 'outer.start = "solo": no site of a pipeline has the whole model: use "sync" or "none"'
+    if outer.codec in SPARSE or (outer.codec != "none" and outer.algorithm not in ("pier", "diloco")):
+        return (
+            f'outer.codec = "{outer.codec}" is not there for the stages of a pipeline with algorithm = '
+            f'"{outer.algorithm}": use "none", or "int4" with "pier" or "diloco"'
+        )
     plain = {
-        "codec": "none",
+        "residual": "fp32",
         "robust": "none",
         "max_weight": 2.0,
         "overlap": False,

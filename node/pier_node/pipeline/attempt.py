@@ -21,6 +21,7 @@ from torch import Tensor
 
 from pier_node.base.shared import Vector
 from pier_node.base.tasks import cancel_and_wait
+from pier_node.outer.mean import Update
 from pier_node.outer.state import l2_norm
 from pier_node.pipeline.activation_codec import LARGEST, BadValues
 from pier_node.pipeline.context import Tools
@@ -186,7 +187,8 @@ class Attempt(Joint[Worth]):
             self._mean[:] = gradient.numpy()
         elif self._stage.stage in self.plan.visited:
             faults = self._tools.faults.within("averaging")
-            await self._reduce(self.plan.weights, gradient.numpy(), self._mean, faults)
+            own = Update(gradient.numpy(), self.plan.weights[self._node])
+            await self._reduce(self.plan.weights, own, self._mean, faults=faults)
         self._open()
 
     async def _close(self) -> None:

@@ -6,8 +6,8 @@ gives up, the attempt ends for all. The other sites are told; one that does not 
 
 The mean over the replicas of a stage, of gradients or of what they did apart, is equal in every bit. It uses the
 reduce-scatter and all-gather of the outer rounds (rounds/reduce.py) within one attempt, so that any replica can give
-its stage to a returning site. Gradients are not clipped here: they are clipped for all stages together, by the global
-norm.
+its stage to a returning site. What they did apart travels in the run's codec. Gradients are not clipped here: they are
+clipped for all stages together, by the global norm.
 
 `Dispatch` gives incoming streams and requests to the running attempt, or to the round. They may arrive shortly before
 this site knows of its attempt. They then wait, for a limited time.
@@ -32,7 +32,7 @@ import numpy as np
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import Buffer, Vector
 from pier_node.base.tasks import Signal, first_of
-from pier_node.outer.codec.interface import Plain
+from pier_node.outer.codec.interface import Codec, Plain
 from pier_node.outer.mean import Update, split
 from pier_node.outer.times import Spans
 from pier_node.pipeline.context import Tools
@@ -68,13 +68,53 @@ LONGEST = 1e9
 
 @dataclass(frozen=True)
 class StagePlan(outer.Plan):
-    """The plan of a reduction, identified by the name of its attempt."""
+    """The plan of a reduction, identified by the name of its attempt.
+
+    Attributes:
+        exact_end: the last element is a chunk of its own, so that a codec can leave it as it is (`ExactEnd`).
+    """
 
     name: bytes = b""
+    exact_end: bool = False
+
+    def ranges(self, share: Share) -> list[tuple[int, int]]:
+        """See outer.Plan."""
+        ranges, end = super().ranges(share), self.shares[-1].offset + self.shares[-1].length
+        if not self.exact_end or (end - 1, end) in ranges:
+            return ranges
+        return [*ranges[:-1], (ranges[-1][0], end - 1), (end - 1, end)] if ranges and ranges[-1][1] == end else ranges
 
     def message(self, stage: Stage, offset: int, data: Buffer) -> Chunk:
         """A chunk of this attempt."""
         return Chunk(round=self.round, stage=stage, offset=offset, data=data, meeting=self.name)
+
+
+PLAIN = Plain()
+
+
+class ExactEnd:
+    """A lossy codec that leaves a single value as it is: the number of microbatches (pipeline/outer_step.py)."""
+
+    lossy = True
+    sparse = False
+
+    def __init__(self, codec: Codec) -> None:
+        self.name, self._codec = codec.name, codec
+
+    def _of(self, length: int) -> Codec:
+        return PLAIN if length == 1 else self._codec
+
+    def encode(self, values: Vector) -> Buffer:
+        """See Codec."""
+        return self._of(len(values)).encode(values)
+
+    def decode(self, data: Buffer, length: int) -> Vector:
+        """See Codec."""
+        return self._of(length).decode(data, length)
+
+    def size(self, length: int) -> int:
+        """See Codec."""
+        return self._of(length).size(length)
 
 
 def square(gradient: Vector) -> float:
@@ -218,26 +258,30 @@ class Joint(ABC, Generic[T_co]):
     async def _work(self) -> T_co:
         """This site's work. Raises Suspicion."""
 
-    async def _reduce(self, weights: Mapping[str, int], own: Vector, mean: Vector, faults: Faults = NO_FAULTS) -> None:
-        """Average over the replicas that this site meets; without any, the mean is its own vector.
+    async def _reduce(
+        self, weights: Mapping[str, int], own: Update, mean: Vector, codec: Codec = PLAIN, faults: Faults = NO_FAULTS
+    ) -> None:
+        """Average over the replicas that this site meets; without any, the mean is what it would send.
 
         Args:
             weights: of the replicas' vectors, by node id; vectors of weight 0 are not sent.
-            mean: receives the mean; same length as `own`.
+            mean: receives the mean; same length as the vector of `own`.
         """
         silence, began = self._patience.seconds(), asyncio.get_running_loop().time()
         nodes = self.plan.group(self._node, self._pairs)
         if len(nodes) == 1:
-            mean[:] = own
+            mean[:] = own.sent()
             self._open()
         else:
             parts = zip(nodes, split(len(mean), [1.0] * len(nodes)), strict=True)
             shares = [
                 Share(node=it, tokens=weights[it], norm=LONGEST, offset=at, length=size) for it, (at, size) in parts
             ]
-            plan = StagePlan(self.plan.round, Ballot(), shares, LONGEST, silence, name=self.plan.name)
-            update = Update(own, weights[self._node])
-            self._reduction = Reduction(self._tools.carrier, plan, update, mean, Plain(), faults)
+            plan = StagePlan(
+                self.plan.round, Ballot(), shares, LONGEST, silence, name=self.plan.name, exact_end=codec.lossy
+            )
+            used = ExactEnd(codec) if codec.lossy else codec
+            self._reduction = Reduction(self._tools.carrier, plan, own, mean, used, faults)
             self._open()
             with self._waiting(silence):
                 await self._reduction.run()

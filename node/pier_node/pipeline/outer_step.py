@@ -2,7 +2,8 @@
 
 `MeanStep` is Pier's step (outer/pier.py) on the mean of the replicas' Δ = φ − θ, weighted by the number of microbatches
 w that each has seen since the last outer step. No replica knows the others' w beforehand. So each sends w·Δ followed by
-w, and all divide by the mean of w. `PairStep` is NoLoCo's step (outer/noloco.py): pairs of replicas take the plain mean
+w, and all divide by the mean of w. A codec leaves w exact; what it drops of w·Δ, a replica adds to its next w·Δ (error
+feedback). `PairStep` is NoLoCo's step (outer/noloco.py): pairs of replicas take the plain mean
 of their θ, and of their φ if γ ≠ β, and each one steps from its own φ and δ. A weighted mean of φ would shift the mean
 over all replicas.
 
@@ -16,20 +17,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import NolocoSection, OuterSection
+from pier_node.outer.codec import codec
+from pier_node.outer.codec.interface import Codec
+from pier_node.outer.mean import Update
 from pier_node.outer.noloco import needs_anchors, noloco_step
 from pier_node.outer.pier import outer_step, pseudo_gradient
 from pier_node.outer.schedule import lr_at, momentum_at
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.pipeline.context import Tools
 from pier_node.pipeline.iteration_plan import Plan
-from pier_node.pipeline.joint import Joint, Overflow
+from pier_node.pipeline.joint import PLAIN, Joint, Overflow
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_proto.v1.peer_pb2 import Total
 
@@ -43,9 +47,11 @@ class OuterStep(Protocol):
 
     Attributes:
         pairs: replicas meet in pairs, and may differ afterwards.
+        codec: how the vectors travel.
     """
 
     pairs: bool
+    codec: Codec
 
     def brought(self, anchor: Vector, weights: Vector, microbatches: int, /) -> Vector:
         """The vector that a replica with weights θ and anchor φ sends."""
@@ -66,8 +72,8 @@ class MeanStep:
 
     pairs = False
 
-    def __init__(self, momentum: float, lr: float) -> None:
-        self._momentum, self._lr = momentum, lr
+    def __init__(self, momentum: float, lr: float, codec: Codec = PLAIN) -> None:
+        self._momentum, self._lr, self.codec = momentum, lr, codec
 
     def brought(self, anchor: Vector, weights: Vector, microbatches: int) -> Vector:
         """Shape [parameters + 1]: w·(φ − θ), then w."""
@@ -92,9 +98,10 @@ class PairStep:
     """A step of two replicas, or of one that is left over."""
 
     pairs = True
+    codec: Codec
 
     def __init__(self, rates: NolocoSection) -> None:
-        self._rates = rates
+        self._rates, self.codec = rates, PLAIN
 
     def brought(self, anchor: Vector, weights: Vector, _microbatches: int) -> Vector:
         """Shape [parameters]: θ; or [2·parameters]: θ and φ, if φ is needed."""
@@ -124,7 +131,7 @@ def step_of(outer: OuterSection, done: float) -> OuterStep:
     """The outer step of a run of which the fraction `done`, from 0 to 1, is completed."""
     if outer.algorithm == "noloco":
         return PairStep(outer.noloco)
-    return MeanStep(momentum_at(outer, done), lr_at(outer, done))
+    return MeanStep(momentum_at(outer, done), lr_at(outer, done), codec(outer.codec))
 
 
 def _tensors(base: OuterState) -> dict[str, SharedVector]:
@@ -133,10 +140,14 @@ def _tensors(base: OuterState) -> dict[str, SharedVector]:
 
 @dataclass(frozen=True)
 class Met:
-    """The result: the stage's tensors, empty if it did not move, and the totals of all stages."""
+    """The result: the stage's tensors, empty if it did not move, and the totals of all stages.
+
+    `error` is what a lossy codec dropped, of the shape that was sent.
+    """
 
     tensors: Tensors
     total: Total
+    error: SharedVector | None
 
 
 class ReplicaRound(Joint[Met]):
@@ -145,22 +156,24 @@ class ReplicaRound(Joint[Met]):
     Args:
         step: the outer step to take.
         base: the state of the stage at this replica.
-        brought: returns the vector that this replica sends. It blocks.
+        brought: returns what this replica sends. It blocks.
     """
 
     def __init__(
-        self, tools: Tools, plan: Plan, step: OuterStep, base: OuterState, brought: Callable[[], Vector]
+        self, tools: Tools, plan: Plan, step: OuterStep, base: OuterState, brought: Callable[[], Update]
     ) -> None:
         super().__init__(tools, plan, step.pairs)
         self._step, self._base, self._brought = step, base, brought
 
     async def _work(self) -> Met:
-        own = await asyncio.to_thread(self._brought)
-        mean = np.zeros(len(own), np.float32)
+        own, codec = await asyncio.to_thread(self._brought), self._step.codec
+        error = SharedVector(len(own.vector)) if codec.lossy else None
+        own = replace(own, error=error.array if error else None)
+        mean = np.zeros(len(own.vector), np.float32)
         equal = dict.fromkeys(self.plan.stages, 1)
-        await self._reduce(equal, own, mean, self._tools.faults)
+        await self._reduce(equal, own, mean, codec, self._tools.faults)
         if not self._step.pairs:
-            demand_weight(mean, own, len(self.plan.group(self._node, pairs=False)))
+            demand_weight(mean, own.vector, len(self.plan.group(self._node, pairs=False)))
         tensors = await asyncio.to_thread(self._step.after, self._base, mean)
         digest = await asyncio.to_thread(self._digest, mean, tensors)
         await self._tools.faults.reach(self.plan.round, "summed")
@@ -168,7 +181,7 @@ class ReplicaRound(Joint[Met]):
         told = dict(zip(total.moved, total.digests))
         if not self._step.pairs and told.get(self.plan.stages[self._node], b"") != digest:
             raise Suspicion(self._aggregator, "has told other bits of this stage than these")
-        return Met(tensors, total)
+        return Met(tensors, total, error)
 
     def _digest(self, mean: Vector, tensors: Tensors) -> bytes:
         """Digest of what the sites that met share after the step; empty: the stage did not move.

@@ -8,6 +8,9 @@ of microbatches seen. A step becomes the replica's own state when the round that
 cannot find out, because others have already counted later steps, it continues from the last outer round. It loses only
 what this replica did since then.
 
+A codec drops a part of what a replica brings to an outer round. That part, the residual, is on disk before the round is
+decided, under the version of the stage that would result: it is brought again if, and only if, that version counts.
+
 Stages given to other sites: to those that come back, to those that take up a stage of a model that the founder has, and
 to those of stage 0 that join them into one model.
 
@@ -33,7 +36,7 @@ from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import InnerSection, RunConfig
 from pier_node.outer.inner_optimizer import step_vectors
 from pier_node.outer.layout import Layout
-from pier_node.outer.mean import norm_limit
+from pier_node.outer.mean import Update, norm_limit
 from pier_node.outer.pier import accumulate
 from pier_node.outer.schedule import round_plan
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState, l2_norm
@@ -44,7 +47,7 @@ from pier_node.pipeline.stage import gather, stage_layout
 from pier_node.pipeline.vote_state import VoteState, round_of, vote_state_of
 from pier_node.rounds.catch_up import Wanted, fetch_state
 from pier_node.rounds.member import Rounds
-from pier_node.rounds.state_store import Checkpoint, StateStore
+from pier_node.rounds.state_store import RESIDUAL, Checkpoint, StateStore
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, Chunk, PeerLost
 from pier_node.wire.states import StateServer
 from pier_proto.v1.peer_pb2 import FetchRequest, Manifest, StateRequest, Total
@@ -140,6 +143,7 @@ class StageState:
         self.stage: int | None = next((int(it.name.partition("-")[2]) for it in sorted(folder.glob("stage-*"))), None)
         self.state: OuterState | None = None
         self.own = Own(folder / "own", config.hash())
+        self._residuals = StateStore(folder / RESIDUAL, config.hash())
         self._staged: OuterState | None = None
 
     @property
@@ -215,11 +219,14 @@ class StageState:
         ledger = {BASE: self.version, MICROBATCHES: seen + microbatches}
         self.own.keep(OuterState(version, (), tensors, ledger, before.adam_step + 1))
 
-    def brought(self, step: OuterStep) -> Vector:
-        """The vector that this replica brings to an outer round; weight 0 if it has nothing.
+    def brought(self, step: OuterStep) -> Update:
+        """What this replica brings to an outer round. Blocks. Raises PierError."""
+        lost = self._residuals.of(self.version) if step.codec.lossy else None
+        residual = lost.tensors[RESIDUAL].array if lost else None
+        return Update(self._moved(step), 1, residual=residual, decay=np.float32(self._config.outer.error_decay))
 
-        Blocks. Raises PierError.
-        """
+    def _moved(self, step: OuterStep) -> Vector:
+        """What it has to say of its own steps; weight 0 if there are none."""
         assert self.state
         anchor, done = self.state.anchor, self.done
         if done is None:
@@ -231,9 +238,15 @@ class StageState:
         self.own.forget()
         return step.brought(anchor, anchor, 0)
 
-    def meet(self, tensors: Tensors, version: int) -> None:
-        """Stage the state after an outer step; AdamW's moments stay unchanged. Blocks. Raises PierError."""
+    def meet(self, tensors: Tensors, version: int, error: SharedVector | None) -> None:
+        """Stage the state after an outer step; AdamW's moments stay unchanged. Blocks. Raises PierError.
+
+        Args:
+            error: what the codec dropped of this replica's vector and of the means of its shard.
+        """
         assert self.state
+        if error is not None:
+            self._residuals.keep(OuterState(version, (), {RESIDUAL: error}, {}), beside=self.state.round)
         before, ledger = self.working, {BASE: version, MICROBATCHES: 0}
         moments = {name: before.tensors[name] for name in MOMENTS if name in before.tensors}
         if moments:

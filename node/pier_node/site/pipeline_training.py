@@ -344,7 +344,7 @@ class PipelineTraining:
         version = vote_state.version(plan.round, vote_state.tag_of(vote_state.name_of(plan, worth.total)))
         if isinstance(worth, Met):
             if worth.tensors:
-                stage_state.meet(worth.tensors, version)
+                stage_state.meet(worth.tensors, version, worth.error)
         elif apart and mine:
             stage_state.step_apart(worth.gradient, worth.total, step, version, mine)
         elif not apart and stage_state.stage in plan.visited:

@@ -139,7 +139,7 @@ UNFINISHED_SECONDS = 120.0
 
 
 async def wait_for_unfinished(config: RunConfig, roster: Roster) -> None:
-    """Return once all live sites are done, or after UNFINISHED_SECONDS seconds; log the sites that are not done."""
+    """Say that this site is done; return once all live sites are, or after UNFINISHED_SECONDS; log which are not."""
     last, piped = total_rounds(config), config.pipeline.stages > 1
 
     def unfinished(pulse: Pulse) -> bool:
@@ -151,6 +151,7 @@ async def wait_for_unfinished(config: RunConfig, roster: Roster) -> None:
 
     with suppress(TimeoutError):
         async with asyncio.timeout(UNFINISHED_SECONDS):
+            await roster.announce()  # this site may be gone before its next hello
             await roster.changed.until(lambda: not any(map(roster.alive, behind())))
     if left := behind():
         names = ", ".join(map(roster.called, left))
