@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import tempfile
 from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
@@ -20,6 +21,8 @@ SLOW = ("processes", "netns", "browser", "multisite", "thorough")
 """Tests with one of these marks are marked `slow` too."""
 SLOW_TIMEOUT = 900.0
 """Seconds that a slow test may take, unless it has a `timeout` of its own; pyproject.toml has that of the others."""
+SLOW_AT_ONCE = 2
+"""Slow tests that run at once, however many cores there are: each starts a handful of processes."""
 AGAIN = 10.0
 """Seconds after which a test that has not ended by then is interrupted again."""
 NO_CUDA = "no CUDA device here: NOT tested"
@@ -85,12 +88,22 @@ def skip_without_cuda(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before the clock of pytest-timeout starts
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """With `-n`, a test marked `alone` waits until the other processes' tests have ended, and they wait for it."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
+    """With `-n`, a test marked `alone` waits until the other processes' tests have ended, and they wait for it.
+
+    Slow tests wait for each other, too, in SLOW_AT_ONCE queues.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if not worker:
         return (yield)
-    with Path(__file__).open() as lock:
+    with Path(__file__).open() as lock, _queue(int(worker) % SLOW_AT_ONCE).open("w") as queue:
+        if item.get_closest_marker("slow"):
+            fcntl.flock(queue, fcntl.LOCK_EX)
         fcntl.flock(lock, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
         return (yield)
+
+
+def _queue(number: int) -> Path:
+    return Path(tempfile.gettempdir()) / f"pier-tests-{os.getuid()}-{number}.lock"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -187,6 +187,7 @@ def test_sites_that_die_end_the_demo_with_their_logs(tmp_path: Path) -> None:
     assert not any(site.running for site in made.sites.all)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_end_it(tmp_path: Path, number: int) -> None:
     (tmp_path / RUN_FILE).write_text("")

@@ -180,6 +180,7 @@ def weathered(seed: int) -> tuple[int, int]:
     return len(finals(cluster, survivors)), len(by_members)
 
 
+@pytest.mark.thorough
 def test_storms() -> None:
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         ends = Counter(pool.map(weathered, range(STORMS), chunksize=10))

@@ -208,6 +208,7 @@ def stranger(node: str, round: int = RUN.last) -> Pulse:
     return Pulse(site=Site(node=node, address="sim"), phase=Phase.PHASE_WAITING, round=round, digest=digest)
 
 
+@pytest.mark.thorough
 def test_strangers_that_claim_the_last_round_move_nobody(caplog: pytest.LogCaptureFixture) -> None:
     """A founder, three newcomers and ten strangers that never come to a meeting: no site takes a state or a round of
     theirs, and once the newcomers have standing the strangers cost no more than a pair in every other round."""

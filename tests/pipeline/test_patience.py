@@ -29,6 +29,7 @@ def apart(sites: int) -> RunConfig:
     return RunConfig.model_validate(tables)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("seconds", "rounds"), [(45.0, INTERVAL + 1), (170.0, INTERVAL + 2)])
 def test_an_outer_round_is_done_that_takes_much_longer_than_iterations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int
@@ -57,6 +58,7 @@ class OneIsLeftOut(PipelineCluster):
             self.took_part.add(name)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seconds", [45.0, 130.0])
 def test_who_takes_no_part_does_not_end_a_round_that_others_work_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float

@@ -197,6 +197,7 @@ class AForger(PipelineCluster):
         out /= 2
 
 
+@pytest.mark.thorough
 def test_a_site_without_a_stage_makes_up_no_mean(tmp_path: Path) -> None:
     cluster = AForger(six(steps=12), tmp_path)
     run(cluster.run())
@@ -218,6 +219,7 @@ class AnIdlePlanner(PipelineCluster):
             await send(message)
 
 
+@pytest.mark.thorough
 def test_another_site_plans_if_the_planner_does_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cluster = AnIdlePlanner(six(steps=12), tmp_path)
     run(cluster.run())
@@ -227,6 +229,7 @@ def test_another_site_plans_if_the_planner_does_not(tmp_path: Path, caplog: pyte
     assert all(len(found) == 1 for found in cluster.digests.values())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("times", [HOPELESS - 1, 100])
 def test_training_has_diverged_if_results_are_too_large_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
@@ -400,6 +403,7 @@ class OnePauses(PipelineCluster):
             self.nodes[paused].orders.take(state.round, paused=state.round == 2, assignment="replica")
 
 
+@pytest.mark.thorough
 def test_a_paused_site_is_planned_around_and_takes_its_stage_again(tmp_path: Path) -> None:
     cluster = OnePauses(six(steps=LONG), tmp_path)
     run(cluster.run())

@@ -257,6 +257,7 @@ def test_a_disk_that_is_full_costs_nothing_but_the_new_checkpoint(tmp_path: Path
     assert bits(loaded) == bits(checkpoint(41, length=10))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("point", range(1, 14))
 def test_wherever_it_is_killed_a_whole_checkpoint_is_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, point: int

@@ -99,6 +99,7 @@ def test_a_member_that_was_lost_is_not_mute() -> None:
     run(main())
 
 
+@pytest.mark.thorough
 def test_fresh_names_take_no_more_memory_and_push_out_nobody_who_was_mute_before() -> None:
     """A stranger can come under a new key in each round."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulation.faults import BATCH, Fault, Schedule, settings, storms
+from simulation.faults import Fault, Schedule, settings, storms
 from simulation.network import Weather
 from simulation.playing import played
 
@@ -72,11 +72,15 @@ def test_forks_that_were(story: Schedule) -> None:
     assert not played(story).failures
 
 
+HUNTED = 10
+"""Schedules that a test draws and plays."""
+
+
 @pytest.mark.sample(1)
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("first", range(0, storms(200), BATCH))
+@pytest.mark.parametrize("first", range(0, storms(200), HUNTED))
 def test_hunt(first: int) -> None:
     """In a process of its own, which draws and plays as the command does."""
-    command = [sys.executable, "-m", "simulation.hunt", "--seeds", f"{first}-{first + BATCH}"]
+    command = [sys.executable, "-m", "simulation.hunt", "--seeds", f"{first}-{first + HUNTED}"]
     done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -34,7 +34,7 @@ def seconds_to_the_end(paces: list[float], **outer: Any) -> float:
     return run(main())
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_site_at_a_quarter_of_the_speed_costs_the_others_little(overlap: bool) -> None:
     alike = seconds_to_the_end([1.0, 1.0, 1.0], overlap=overlap)

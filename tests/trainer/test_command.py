@@ -87,6 +87,7 @@ async def test_a_killed_worker_costs_nothing_but_time(open_trainer: Open, weight
     assert all(np.array_equal(a, b) for a, b in zip(_state(trainer), expected))
 
 
+@pytest.mark.thorough
 async def test_evaluation_does_not_disturb_training(open_trainer: Open, weights: SharedVector) -> None:
     trainer = open_trainer()
     await trainer.start()
@@ -96,6 +97,7 @@ async def test_evaluation_does_not_disturb_training(open_trainer: Open, weights:
     assert await trainer.evaluate(weights) == untrained
 
 
+@pytest.mark.thorough
 async def test_after_an_evaluation_it_logs_what_the_model_writes(open_trainer: Open, weights: SharedVector) -> None:
     logged: list[Logged] = []
     trainer = open_trainer(samples=True)
@@ -110,6 +112,7 @@ async def test_after_an_evaluation_it_logs_what_the_model_writes(open_trainer: O
     assert 0 < len(text) <= WORDS
 
 
+@pytest.mark.thorough
 async def test_a_job_outlives_a_caller_who_is_cancelled(open_trainer: Open, weights: SharedVector) -> None:
     trainer = open_trainer()
     await trainer.start()
@@ -125,6 +128,7 @@ async def test_a_job_outlives_a_caller_who_is_cancelled(open_trainer: Open, weig
     assert _adam_step(trainer) == STEPS
 
 
+@pytest.mark.thorough
 async def test_two_workers_do_what_one_does(
     open_trainer: Open, configure: Callable[..., RunConfig], weights: SharedVector, tmp_path: Path
 ) -> None:
@@ -179,6 +183,7 @@ async def test_stopping_leaves_nothing_behind(open_trainer: Open, weights: Share
         await job
 
 
+@pytest.mark.thorough
 async def test_bad_data_is_the_callers_error(open_trainer: Open, weights: SharedVector, tmp_path: Path) -> None:
     trainer = open_trainer(data_path=str(tmp_path / "nothing"))
     await trainer.start()
@@ -186,6 +191,7 @@ async def test_bad_data_is_the_callers_error(open_trainer: Open, weights: Shared
         await trainer.run(0, 1, BATCH, "weights", weights)
 
 
+@pytest.mark.thorough
 async def test_workers_that_die_too_often_are_given_up(
     open_trainer: Open, weights: SharedVector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +204,7 @@ async def test_workers_that_die_too_often_are_given_up(
     assert "worker 0 was killed by SIGKILL" in caught.value.problem
 
 
+@pytest.mark.thorough
 async def test_rows_are_rated_as_the_model_here_rates_them(
     open_trainer: Open, weights: SharedVector, replica: Replica, windows: Windows, tmp_path: Path
 ) -> None:

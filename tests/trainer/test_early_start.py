@@ -11,6 +11,7 @@ from pier_node.rounds.folder import save_run
 from pier_node.trainer.early_start import start_early
 
 
+@pytest.mark.thorough
 async def test_a_run_with_the_own_trainer_is_started_early_and_ends_when_it_is_not_needed(tmp_path: Path) -> None:
     save_run(tmp_path, RunConfig())
     early = start_early(tmp_path, 1)

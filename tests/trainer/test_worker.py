@@ -174,6 +174,7 @@ def test_jobs_through_shared_memory_have_the_bits_of_a_straight_run(
         assert torch.equal(_tensor(rig, name), row)
 
 
+@pytest.mark.thorough
 def test_a_job_ends_early_when_it_is_enough(rig: Rig, replica: Replica, windows: Windows) -> None:
     rig.start()
     rig.say(_job(rig, steps=1_000_000))
@@ -201,6 +202,7 @@ def test_a_gradient_job_publishes_what_autograd_gives(rig: Rig, replica: Replica
     assert not rig.vectors["adam_m"].array.any()
 
 
+@pytest.mark.thorough
 def test_evaluation_between_jobs(rig: Rig, replica: Replica, windows: Windows) -> None:
     rig.start()
     rig.say(Evaluate(5, rig.vectors["anchor"].path))
@@ -219,6 +221,7 @@ class Said:
         self.messages.append(message)
 
 
+@pytest.mark.thorough
 def test_evaluation_computes_no_more_rows_at_once_than_training(
     configure: Callable[..., RunConfig], rig: Rig, replica: Replica, windows: Windows
 ) -> None:
@@ -240,6 +243,7 @@ def test_evaluation_computes_no_more_rows_at_once_than_training(
     assert evaluated.loss == pytest.approx(whole, rel=1e-6)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_no_restart_mends_is_told_and_the_worker_waits(rig: Rig, workers: int) -> None:
     rig.setup = replace(rig.setup, data_path="/nowhere")
@@ -251,6 +255,7 @@ def test_what_no_restart_mends_is_told_and_the_worker_waits(rig: Rig, workers: i
     assert rig.leave() == 0
 
 
+@pytest.mark.thorough
 def test_one_worker_tokenizes_and_the_others_wait(rig: Rig) -> None:
     with (rig.folder / "cache.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as if another program were tokenizing
@@ -263,6 +268,7 @@ def test_one_worker_tokenizes_and_the_others_wait(rig: Rig) -> None:
     assert isinstance(rig.hear(), Evaluated)
 
 
+@pytest.mark.thorough
 def test_an_empty_batch_is_refused(rig: Rig) -> None:
     rig.start()
     rig.say(_job(rig, sequences=0))
@@ -271,6 +277,7 @@ def test_an_empty_batch_is_refused(rig: Rig) -> None:
     assert "0 sequence" in failed.problem
 
 
+@pytest.mark.thorough
 def test_a_worker_leaves_in_mid_job_when_its_daemon_is_gone(rig: Rig) -> None:
     rig.start()
     rig.say(_job(rig, steps=1_000_000))
@@ -281,6 +288,7 @@ def test_a_worker_leaves_in_mid_job_when_its_daemon_is_gone(rig: Rig) -> None:
     assert rig.leave() == 0
 
 
+@pytest.mark.thorough
 def test_workers_that_wait_leave_when_their_daemon_is_gone(rig: Rig) -> None:
     rig.start(workers=2)
     workers = rig.workers()
@@ -295,6 +303,7 @@ def test_workers_that_wait_leave_when_their_daemon_is_gone(rig: Rig) -> None:
     assert psutil.wait_procs(workers, timeout=30)[1] == []
 
 
+@pytest.mark.thorough
 def test_a_program_says_what_it_is_and_can_do(rig: Rig, replica: Replica) -> None:
     rig.start()
     assert rig.attach.ranks == 1
@@ -303,6 +312,7 @@ def test_a_program_says_what_it_is_and_can_do(rig: Rig, replica: Replica) -> Non
     assert len(rig.attach.tensors) == len(replica.layout.entries)
 
 
+@pytest.mark.thorough
 def test_sigterm_ends_a_worker(rig: Rig) -> None:
     rig.start()
     rig.say(_job(rig, steps=1_000_000))
@@ -321,11 +331,13 @@ def test_a_lone_worker_joins_nothing() -> None:
     assert not dist.is_initialized()
 
 
+@pytest.mark.thorough
 def test_a_worker_that_comes_too_late_leaves_in_peace(rig: Rig) -> None:
     rig.process = launch(str(rig.folder / "nothing"), rig.setup, 1)
     assert rig.process.wait(60) == 0
 
 
+@pytest.mark.thorough
 def test_what_is_no_message_is_told(rig: Rig) -> None:
     rig.start()
     rig.connection.sendall(b"nonsense\n")

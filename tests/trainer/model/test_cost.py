@@ -98,6 +98,7 @@ def test_hdee_small_close(width: int, sent: int, state: float) -> None:
     assert (training_bytes(model) - logits / 42) / 1e9 == pytest.approx(state, abs=0.05)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "parallel",
     [Parallel("fsdp"), Parallel("fsdp", 1, "full"), Parallel("fsdp", 2), Parallel("fsdp", 4), Parallel("ddp", 8)],
