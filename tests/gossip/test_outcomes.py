@@ -85,6 +85,22 @@ def test_a_decider_that_went_down_after_it_saved_knows_by_its_state() -> None:
     scene(play)
 
 
+def test_a_decider_that_went_down_after_it_saved_still_knows_it_rounds_later() -> None:
+    async def main() -> None:
+        network = Network(1, CALM)
+        a = PairMember(network, "a", outer_state("ab", round=3))  # it went down before it wrote its record
+        b = PairMember(network, "b", outer_state("b", round=3), records=Records().voted(DOUBT))
+        for site in (a, b):
+            site.meet("a", "b")
+        await acquainted({"a": a, "b": b})
+        await a.pairs.resolve()
+        a.pairs.state, a.pairs.saved = outer_state("a", round=4), 4  # its next step
+        await b.pairs.resolve()
+        assert b.pairs.sources() == ["a"]
+
+    run(main())
+
+
 def test_only_the_other_one_may_ask() -> None:
     async def play(network: Network, sites: dict[str, PairMember]) -> None:
         request = SettleRequest(round=3, meeting=b"m" * 32)

@@ -72,11 +72,13 @@ class Outcomes:
 
     async def resolve(self) -> None:
         """Ask deciders that are back how the meetings ended whose outcome this site does not know."""
-        state, _ = self._here()
-        for doubt in list(self._tools.records.doubts.values()):
-            if doubt.round == state.round and doubt.decider in state.members:
-                await self._tools.keep(self._tools.records.took(doubt.round, doubt.decider))
-            elif self._tools.roster.alive(doubt.decider):
+        tools, (state, _) = self._tools, self._here()
+        if tools.node in state.members:
+            for partner in {*state.members} - {tools.node, tools.records.partners.get(state.round)}:
+                # It went down between the state and the record, and the next state will name others.
+                await tools.keep(tools.records.took(state.round, partner))
+        for doubt in list(tools.records.doubts.values()):
+            if tools.roster.alive(doubt.decider):
                 await self._ask(doubt, state.round)
 
     async def _ask(self, doubt: Doubt, at: int) -> None:
