@@ -49,6 +49,13 @@ def test_json_has_everything_a_collector_wants() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", last["time"])
 
 
+def test_an_address_or_a_path_with_brackets_is_no_markup() -> None:
+    out = io.StringIO()
+    say = log_to(Console(file=out, width=80), quiet=False)
+    say("pier-node start --peers [fd00::5]:7700 --data /srv/[/x]")
+    assert out.getvalue() == "pier-node start --peers [fd00::5]:7700 --data /srv/[/x]\n"
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 def test_quiet_leaves_warnings(as_json: bool) -> None:
     (only,) = shown(quiet=True, as_json=as_json)

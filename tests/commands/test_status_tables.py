@@ -97,7 +97,8 @@ def test_in_pairs_the_spread_takes_the_place_of_the_digest() -> None:
     assert "spread" not in shown(site_table(STATUS)) + shown(peers_table(STATUS))
 
 
-def test_what_a_round_waits_for_is_shown_as_it_is() -> None:
+def test_brackets_are_no_markup() -> None:
+    assert "at [fd00::5]:7700" in shown(site_table(status(address="[fd00::5]:7700")))
     assert "round 13: waiting [for] 1 more" in shown(site_table(status(message="round 13: waiting [for] 1 more")))
 
 

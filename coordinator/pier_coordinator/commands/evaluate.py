@@ -60,7 +60,7 @@ def evaluate_run(asked: Asked, top_k: int, plot: Path | None, as_json: bool) -> 
     Raises:
         PierError: no coordinator runs, there is no plan, or nothing was scored.
     """
-    client, errors = Client.of(asked.folder), Console(stderr=True, soft_wrap=True, highlight=False)
+    client, errors = Client.of(asked.folder), Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
     domains = [section.model_dump(exclude={"weight", "sites"}) for section in sections_of(asked.domains, asked.file)]
     client.act("evaluate", domains=domains, rows=asked.rows, patience=asked.patience)
     told = _followed(client, errors)

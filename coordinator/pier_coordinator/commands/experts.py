@@ -262,7 +262,8 @@ def status(folder: Path, as_json: bool) -> bool:
         head = Text(f"plan {known['plan'][:8]}, {known['mode']}: {complete}")
         Console().print(head, experts_table(known["experts"]), Text(LEGEND, "dim"), sep="\n")
         if known["complete"]:
-            Console().print(f"\nTo have them answer:\n\n  {serving(known['experts'], folder)}\n", soft_wrap=True)
+            said = f"\nTo have them answer:\n\n  {serving(known['experts'], folder)}\n"
+            Console(markup=False).print(said, soft_wrap=True)
     return bool(known.get("complete"))
 
 
@@ -304,7 +305,7 @@ def experts_table(rows: Sequence[dict[str, Any]]) -> Table:
         losses = (number(row[key], 3) for key in ("parent_loss", "loss", "standard_error"))
         done = f"{100 * row['done'] / row['steps']:.0f} %"
         times = span(row["planned_seconds"]), UNKNOWN if row["seconds"] is None else span(row["seconds"])
-        what = row["domain"], row["size"], str(row["steps"]), row["site"] or "nobody"
+        what = row["domain"], row["size"], str(row["steps"]), Text(row["site"] or "nobody")
         table.add_row(*what, done, *times, *losses, gate)
     return table
 

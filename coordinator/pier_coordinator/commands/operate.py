@@ -53,8 +53,8 @@ def nodes_table(sites: list[Row]) -> Table:
     for name in ("site", "node", "state", "address", "version"):
         table.add_column(name, no_wrap=True)
     for site in sites:
-        called, where = Text(str(site["name"]), "bold"), str(site["address"] or UNKNOWN)
-        table.add_row(called, str(site["node"]), _state(site), where, str(site["version"] or UNKNOWN))
+        called, where = Text(str(site["name"]), "bold"), Text(str(site["address"] or UNKNOWN))
+        table.add_row(called, str(site["node"]), _state(site), where, Text(str(site["version"] or UNKNOWN)))
     return table
 
 
@@ -75,7 +75,8 @@ def events_table(events: list[Row]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     for event in events:
         when = datetime.fromtimestamp(event["time"]).strftime("%m-%d %H:%M:%S")
-        table.add_row(when, str(event["name"] or ""), Text(str(event["text"]), LEVELS.get(event["level"], "red")))
+        name, said = Text(str(event["name"] or "")), Text(str(event["text"]), LEVELS.get(event["level"], "red"))
+        table.add_row(when, name, said)
     return table
 
 
@@ -156,7 +157,7 @@ def invite(folder: Path, as_json: bool, token_file: Path | None, **wanted: str |
         return
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(made["expires"]))
     often = "once" if wanted["uses"] == 1 else f"{wanted['uses']} times"
-    console = Console()
+    console = Console(markup=False)
     console.print(f"Run this at the site; it can be used {often}, until {until}:\n", highlight=False)
     console.print(f"  {made['command']}\n", highlight=False, soft_wrap=True)
     if token_file:

@@ -57,6 +57,6 @@ def log_to(console: Console, quiet: bool, as_json: bool = False) -> Callable[[st
         if as_json:
             log.info("%s", text)
         elif not quiet:
-            console.print(text, highlight=False, soft_wrap=True)
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     return say

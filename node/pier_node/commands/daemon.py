@@ -155,7 +155,7 @@ DIGITS = 12
 
 def site_table(status: Status) -> RenderableType:
     """This site and its run."""
-    table = _pairs(f"{escape(status['name'])} ({status['node']}) at {status['address'] or 'no address yet'}")
+    table = _pairs(f"{escape(status['name'])} ({status['node']}) at {escape(status['address']) or 'no address yet'}")
     members = len(status["members"])
     table.add_row("run", f"{status['run']} ({status['run_hash'][:8]})")
     table.add_row("round", f"{status['round']} of {status['rounds']}, step {_steps(status)}")

@@ -164,7 +164,8 @@ def score(options: ScoreOptions, as_json: bool) -> None:
     sheets = list(_sheets(options, experts, Console(stderr=True)))
     if options.save is not None:
         _save(sheets, options.save)
-        console.print(f"{len(sheets)} score sheets are in {options.save}", highlight=False, soft_wrap=True)
+        said = f"{len(sheets)} score sheets are in {options.save}"
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
     if (options.folder / ENSEMBLE_FILE).exists():
         show(console, evaluated(sheets, options.top_k), options.plot, as_json)
 

@@ -77,6 +77,7 @@ def merge(options: MergeOptions) -> None:
         f"{count(parameters)} parameters in fp32, {model.flops / 1e6:.3g} MFLOPs a token, to {options.out}\n\n"
         f"  pier-node serve --model {options.out}\n"
         f"  transformers.AutoModelForCausalLM.from_pretrained({str(options.out)!r})",
+        markup=False,
         highlight=False,
         soft_wrap=True,
     )

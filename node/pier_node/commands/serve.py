@@ -129,5 +129,6 @@ def _tell(asking: Asking, host: str, port: int, console: Console) -> None:
         log.info("%s: %s, %.3g GFLOPs a token", expert.name, amount(expert.size), expert.flops / 1e9)
     if host not in ("127.0.0.1", "::1", "localhost"):
         log.warning("whoever reaches %s can ask: there is no password", format_address(host, port))
-    console.print(f"The page:  {here}/", highlight=False, soft_wrap=True)
-    console.print(f"Clients:   base_url = {here}/v1, model = {asking.name}", highlight=False, soft_wrap=True)
+    console.print(f"The page:  {here}/", markup=False, highlight=False, soft_wrap=True)
+    clients = f"Clients:   base_url = {here}/v1, model = {asking.name}"
+    console.print(clients, markup=False, highlight=False, soft_wrap=True)

@@ -88,6 +88,13 @@ def test_what_is_missing_is_named_and_the_rest_is_compared(coordinator: Played) 
     assert report["missing"] == {"tools": "lab-c: is not there for 60 s"}
 
 
+def test_what_a_site_says_is_no_markup(coordinator: Played) -> None:
+    scored(coordinator, "topics", "11" * 32, "topics")
+    gone = {**ROW, "domain": "tools", "problem": "no folder /srv/[/tools]"}
+    coordinator.say(True, {**ROW, "domain": "topics"}, gone)
+    assert "no folder /srv/[/tools]" in call("--json").stderr
+
+
 def test_a_parent_that_stands_in_for_two_counts_once(coordinator: Played) -> None:
     for name, weights in (("topics", "11" * 32), ("network", "77" * 32), ("tools", "77" * 32)):
         scored(coordinator, name, weights, "topics", "network", "tools")

@@ -34,6 +34,17 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Answer]:
     return told
 
 
+def test_what_sites_are_called_is_no_markup(answers: dict[str, Answer], capsys: pytest.CaptureFixture[str]) -> None:
+    site = {"name": "[/a]", "node": "ab" * 8, "state": "training", "address": "[fd00::5]:7700", "version": "[/b]"}
+    answers["/api/nodes"] = {"sites": [site]}
+    event = {"time": 0.0, "name": "[/a]", "text": "started", "level": 20, "kind": "site"}
+    answers["/api/events?limit=500"] = {"events": [event]}
+    operate.nodes(FOLDER, as_json=False)
+    operate.events(FOLDER, as_json=False, limit=5, of_sites=False)
+    shown = capsys.readouterr().out
+    assert all(it in shown for it in ("[/a]", "[fd00::5]:7700", "[/b]")), shown
+
+
 def test_a_revoked_site_is_out(answers: dict[str, Answer], capsys: pytest.CaptureFixture[str]) -> None:
     answers["revoke"] = {"site": "lab-b", "invite": "", "sites": []}
     operate.revoke(FOLDER, "lab-b", as_json=False)
