@@ -127,6 +127,20 @@ async def test_strangers_together_have_only_so_many_streams(
     assert {type(task.exception()) for task in held} == {CutOff}
 
 
+async def test_a_peer_with_a_line_takes_no_strangers_place(
+    bob: tuple[HivemindCarrier, str], stranger: Stranger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "STRANGERS", 1)
+    line = await stranger.stream(LINE)
+    await line.send(Kind.MESSAGE, (await stranger.opening()).SerializeToString())
+    assert (await line.receive(8192))[0] is Kind.MESSAGE
+    other = SITES.carrier(ALICE)
+    other.introduce(bob[0].node, bob[1])
+    await other.call(bob[0].node, LEAVE, LEAVING, QUICK)
+    await other.stop()
+    line.close()
+
+
 async def test_frames_out_of_place_are_refused(stranger: Stranger) -> None:
     line = await stranger.stream(LINE)
     await line.send(Kind.MESSAGE, (await stranger.opening()).SerializeToString())

@@ -60,7 +60,8 @@ class PeerServer:
             task = asyncio.create_task(self._answer(info, stream))
             places.add(task)
             await asyncio.wait({task})
-            places.discard(task)
+            self._strangers.discard(task)
+            self._tasks.discard(task)
         stream.close()
 
     async def stop(self) -> None:
@@ -136,6 +137,9 @@ class PeerServer:
 
     async def _hold_line(self, caller: Caller, stream: Stream) -> None:
         self._callers.setdefault(caller.peer, []).append(caller)
+        if (task := asyncio.current_task()) in self._strangers:  # it is none any more, for as long as the line lasts
+            self._strangers.discard(task)
+            self._tasks.add(task)
         try:
             await stream.send(Kind.MESSAGE, self._host.identity_proof.SerializeToString())
             async with asyncio.timeout(None) as patience:
