@@ -214,6 +214,17 @@ def test_an_optimizer_that_is_to_forget_begins_without_a_state(scene: Scene) -> 
     assert state["step"] == 1
 
 
+def test_a_full_disk_keeps_no_optimizer_state_and_ends_nothing(
+    scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "optimizer-0-of-1.part").symlink_to("/dev/full")
+    site = scene.joined(scene.train(2))
+    with pytest.raises(StopTraining):
+        scene.steps(site, [2.0, 1.0], then=Over(""))
+    assert "is not kept" in caplog.text
+    assert "No space left on device" in caplog.text
+
+
 def test_the_state_is_that_at_the_beginning_of_the_round(scene: Scene) -> None:
     first = Train(1, 20, 4, scene.anchor.path, forget=False, round=2, sites=3, losses={"lab-b": 2.5})
     site = scene.joined(first)

@@ -151,9 +151,12 @@ class OwnState:
         part = self._file.with_suffix(".part")
         try:
             part.parent.mkdir(parents=True, exist_ok=True)  # on another machine than the daemon's, the first time
-            torch.save({"kind": type(self._optimizer).__name__, "state": self._optimizer.state_dict()}, part)
+            with part.open("wb") as file:  # by a path of its own it raises RuntimeError when the disk is full
+                torch.save({"kind": type(self._optimizer).__name__, "state": self._optimizer.state_dict()}, file)
             part.replace(self._file)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink()
             log.warning("the optimizer's state is not kept: %s: %s", part, error.strerror)
 
     def _restore(self) -> None:
