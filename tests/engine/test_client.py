@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -223,6 +224,16 @@ def test_a_full_disk_keeps_no_optimizer_state_and_ends_nothing(
         scene.steps(site, [2.0, 1.0], then=Over(""))
     assert "is not kept" in caplog.text
     assert "No space left on device" in caplog.text
+
+
+def test_a_process_that_the_program_forks_does_not_end_its_place(scene: Scene) -> None:
+    site = scene.joined(scene.train(2))
+    if (child := os.fork()) == 0:
+        site.close()  # as `with` or the end of the interpreter does there
+        os._exit(0)
+    os.waitpid(child, 0)
+    scene.steps(site, [2.0, 1.0], then=scene.train(2, 2))
+    assert scene.done().steps == 2
 
 
 def test_the_state_is_that_at_the_beginning_of_the_round(scene: Scene) -> None:

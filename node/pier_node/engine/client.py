@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import logging
 import math
+import os
 import select
 import socket
 import time
@@ -248,6 +249,7 @@ class Site:
         self._step_tokens, self._optimizer, self._left = step_tokens, optimizer, left
         self._steps, self._logged, self._hooks = _Steps(), messages.Waiting(), list[Any]()
         self.finished = self._closed = False
+        self._process = os.getpid()
         atexit.register(self.close)  # a program that ends without it must not leave its daemon waiting
         place = link.receive()
         if not isinstance(place, messages.Attached):
@@ -329,7 +331,7 @@ class Site:
 
     def close(self) -> None:
         """Leave the run; a daemon that this program started ends politely."""
-        if self._closed:
+        if self._closed or self._process != os.getpid():  # a fork ends with a copy of this, and must end only itself
             return
         self._closed = True
         for hook in self._hooks:
