@@ -530,3 +530,11 @@ def test_a_folder_that_is_detached_from_its_run_has_nothing_of_its_pipeline(tmp_
     join.forget_run(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["node.key", "states"]
     assert not any((tmp_path / "states").iterdir())
+
+
+def test_a_folder_that_is_detached_from_its_run_has_nothing_of_its_programs_optimizer(tmp_path: Path) -> None:
+    (tmp_path / "program").mkdir()
+    for name in ("optimizer-0-of-1.pt", "notes-of-the-program"):
+        (tmp_path / "program" / name).touch()
+    join.forget_run(tmp_path)
+    assert [path.name for path in (tmp_path / "program").iterdir()] == ["notes-of-the-program"]

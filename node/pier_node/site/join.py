@@ -51,6 +51,8 @@ from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Site, TokenizerPart
 STATES = ("checkpoints", "states")
 OF_PIPELINE = ("tallies", "given", "stage-*")
 """What the folder of a site of a pipeline has in place of, or beside, STATES."""
+OF_PROGRAM = ("program/optimizer-*",)
+"""What a program's optimizer has learnt: see `pier.join`."""
 JOURNAL = "journal.json"
 
 
@@ -91,7 +93,7 @@ def forget_run(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     Token.path(folder).unlink(missing_ok=True)
     inside = (f"{kind}/*" for kind in STATES)  # the folder may be a mount point
-    for path in [path for pattern in (*inside, *OF_PIPELINE) for path in folder.glob(pattern)]:
+    for path in [path for pattern in (*inside, *OF_PIPELINE, *OF_PROGRAM) for path in folder.glob(pattern)]:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     (folder / RUN_FILE).unlink(missing_ok=True)  # last: if interrupted, it starts again from the top
 
