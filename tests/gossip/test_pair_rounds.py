@@ -290,6 +290,22 @@ def test_a_site_alone_whose_training_diverged_stops() -> None:
     run(main())
 
 
+def test_a_step_that_cannot_be_saved_did_not_happen() -> None:
+    async def full() -> None:
+        raise PierError("the disk is full")
+
+    async def play(network: Network, sites: dict[str, PairMember]) -> None:
+        a, b = sites["a"], sites["b"]
+        a.save = full  # type: ignore[method-assign]
+        decider, voter = a.bring(0.1), b.bring(0.3)
+        with pytest.raises(PierError, match="disk is full"):
+            await decider
+        assert (await voter).members == ("b",), "a has said that it did not take the step"
+        assert a.pairs.decided.round == 0, "so its last checkpoint is of the state before"
+
+    scene(play)
+
+
 def test_the_solo_start() -> None:
     async def main() -> None:
         site = PairMember(Network(1, CALM), "a")

@@ -369,9 +369,14 @@ class PairRounds:
         await self._commit(shadow, saved)
 
     async def _commit(self, shadow: OuterState, saved: Saved) -> None:
+        before = self.state
         self._settle(shadow)
         await self._tools.faults.reach(shadow.round, "committed")
-        await saved()
+        try:
+            await saved()
+        except PierError:  # what is not on the disk did not happen: others hear so, and the last checkpoint agrees
+            self._settle(before)
+            raise
 
     def _settle(self, state: OuterState) -> None:
         self.state, self._since = state, asyncio.get_running_loop().time()
