@@ -152,6 +152,7 @@ class PlanExecution:
         self.tidy(job.number for job in plan.jobs)
         self._idle: set[str] = set()
         self._problems: dict[int, str] = {}
+        self._changing = asyncio.Lock()  # what a change of jobs was decided from must hold until it is stored
         self.expert_sites = ExpertSites(coordinator, plan, accepted)
         self.evaluation = Evaluation(coordinator, plan, accepted)
         self._orders = ExpertOrders(coordinator, plan.id, self._wanted)
@@ -173,18 +174,8 @@ class PlanExecution:
 
     async def heard(self, node: str, body: Mapping[str, Any]) -> None:
         """Take in a site's report on an expert; a report on another site's expert is ignored."""
-        job = self._job(whole(body, "job") or 0)
-        if job is None or job.node != node or job.result:
-            return
-        if problem := text(body, "problem"):  # the next look finds another site for it
-            self._problems[job.number] = problem
-            await self._put([job.declined_by(node)])
-        elif body.get("done") is True:
-            await self._done(job, node, body)
-        else:
-            step, flops = whole(body, "step") or 0, job.job.flops / job.job.steps
-            self.plan = self.plan.updated([job.progressed(step, number(body, "training_loss"))])
-            self.expert_sites.paces.heard(node, job.number, step, amount(body, "seconds"), flops)
+        async with self._changing:
+            await self._heard(node, body)
 
     async def look(self, now: float) -> None:
         """Replan if a site is lost, has joined, is not as fast as planned, has declined a job or is out of work."""
@@ -247,6 +238,20 @@ class PlanExecution:
 
     def _job(self, index: int) -> Expert | None:
         return self.plan.jobs[index] if index < len(self.plan.jobs) else None
+
+    async def _heard(self, node: str, body: Mapping[str, Any]) -> None:
+        job = self._job(whole(body, "job") or 0)
+        if job is None or job.node != node or job.result:
+            return
+        if problem := text(body, "problem"):  # the next look finds another site for it
+            self._problems[job.number] = problem
+            await self._put([job.declined_by(node)])
+        elif body.get("done") is True:
+            await self._done(job, node, body)
+        else:
+            step, flops = whole(body, "step") or 0, job.job.flops / job.job.steps
+            self.plan = self.plan.updated([job.progressed(step, number(body, "training_loss"))])
+            self.expert_sites.paces.heard(node, job.number, step, amount(body, "seconds"), flops)
 
     async def _done(self, job: Expert, node: str, body: Mapping[str, Any]) -> None:
         if all(other.result for other in self.plan.jobs if other is not job):
@@ -313,7 +318,9 @@ class PlanExecution:
         """Let these sites train these chains, starting from the checkpoints that are kept."""
         touched: set[str] = set()
         for chain, node in zip(chains, nodes):
-            if node != work.node(chain) and self._is_so(work, chain):
+            async with self._changing:
+                if node == work.node(chain) or not self._is_so(work, chain):
+                    continue
                 touched |= {node, work.node(chain)}
                 self._orders.owe({node, work.node(chain)})
                 await self._put(self.plan.jobs[each].moved_to(node) for each in chain)

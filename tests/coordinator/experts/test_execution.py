@@ -417,6 +417,40 @@ async def test_an_expert_that_is_done_while_it_is_planned_anew_stays_done(tmp_pa
         assert 1 in numbers(run, ALICE.node)
 
 
+async def test_an_expert_that_is_done_while_its_move_is_stored_stays_done(tmp_path: Path) -> None:
+    plan = accepted_plan(accepted_job(0, "lab-0"), accepted_job(1, "lab-1"))
+    async with two_sites(tmp_path) as run:
+        expert_run = run.coordinator.experts
+        await expert_run.accept(plan)
+        async with run.site(BOB) as bob:
+            lease = (await bob.register(BOB)).lease
+            run.clock.now += LEASE_SECONDS + 1
+            await bob.beat(BOB, lease)
+        await run.coordinator.expire()
+        await expert_run.look(1000.0)
+        reports: list[asyncio.Task[None]] = []
+        store = run.coordinator.store.do
+
+        async def slowly(*given: Any) -> Any:
+            stored = await store(*given)
+            await asyncio.sleep(0.3)
+            return stored
+
+        run.coordinator.store.do = slowly  # type: ignore[method-assign, assignment]
+
+        async def report() -> None:
+            reports.append(asyncio.create_task(expert_run.take(ALICE.node, [said(plan, ALICE.node, 0, **DONE)])))
+
+        async with while_planning(run, report):
+            await expert_run.look(1060.0)
+        await asyncio.gather(*reports)
+        await expert_run.look(1061.0)
+        first = expert_run.told()["experts"][0]
+        assert (first["site"], first["name"]) == ("lab-0", DONE["name"])
+    async with two_sites(tmp_path) as run:
+        assert run.coordinator.experts.told()["experts"][0]["name"] == DONE["name"], "nor does the disk forget it"
+
+
 async def test_a_site_that_declines_while_it_is_planned_anew_does_not_get_it_back(tmp_path: Path) -> None:
     plan = accepted_plan(accepted_job(0, "lab-0"), accepted_job(1, "lab-1"))
     async with two_sites(tmp_path) as run:
