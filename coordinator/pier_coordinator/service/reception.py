@@ -104,17 +104,18 @@ def _first(problems: Iterable[str]) -> str:
     return next((problem for problem in problems if problem), "")
 
 
-def facts_of_report(node: str, request: pb.ReportRequest, now: float) -> Report:
+def facts_of_report(node: str, request: pb.ReportRequest, enrolled_at: float, now: float) -> Report:
     """Convert a report into the form that is stored."""
-    facts = [fact(node, record, now) for record in request.records]
+    facts = [fact(node, record, enrolled_at - CLOCK, now) for record in request.records]
     return Report(node, request.stream, request.first, facts, request.dropped)
 
 
-def fact(node: str, record: pb.Record, now: float) -> Fact:
-    """Convert a record into a fact. A time in the future, by a fast clock of the site, becomes `now`."""
+def fact(node: str, record: pb.Record, since: float, now: float) -> Fact:
+    """Convert a record into a fact. A time before `since` or after `now`, by a wrong clock of the site, becomes that:
+    a single point far away would flatten every chart."""
     kind = record.WhichOneof("body")
     assert kind is not None
-    return Fact(min(record.time, now), kind, node, _fields(getattr(record, kind)))
+    return Fact(min(max(record.time, since), now), kind, node, _fields(getattr(record, kind)))
 
 
 def _fields(message: Message) -> dict[str, Any]:
@@ -234,7 +235,7 @@ class Reception:
         """Store the records of a report. Raises Unregistered, Superseded."""
         self._of.registry.holder(node, request.lease)
         now = self._of.wall()
-        report = facts_of_report(node, request, now)
+        report = facts_of_report(node, request, self._of.member(node).enrolled_at, now)
         stored = await self._of.store.do(take_report, report, now)
         await self._of.experts.take(node, report.facts)
         return pb.ReportReply(stored=stored)

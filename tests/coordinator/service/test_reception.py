@@ -14,6 +14,8 @@ from pier_coordinator.store.facts import Fact
 from pier_node.wire.carrier import PROTOCOL
 from pier_proto.v1.coordinator_pb2 import LinkRecord, Note, Record, ReportRequest, RoundRecord, Sample
 
+BEFORE = NOW - 86400.0
+
 SET_IT = "the coordinator's: set it (timedatectl set-ntp true) and start again"
 
 
@@ -76,7 +78,7 @@ def test_an_enrolment_needs_the_protocol_and_a_clock() -> None:
 def test_a_record_becomes_a_fact_of_its_kind() -> None:
     sample = Sample(inner_step=1, tokens=2, tokens_per_second=3.5, loss=math.nan, utilisation=0.5, memory=5)
     sample.MergeFrom(Sample(device="8 x H100", device_memory=6, mfu=0.4))
-    assert fact(ALICE.node, Record(time=NOW, sample=sample), NOW) == Fact(
+    assert fact(ALICE.node, Record(time=NOW, sample=sample), BEFORE, NOW) == Fact(
         NOW,
         "sample",
         ALICE.node,
@@ -95,9 +97,9 @@ def test_a_record_becomes_a_fact_of_its_kind() -> None:
             "gradient_norm": 0.0,
         },
     )
-    link = fact(ALICE.node, Record(time=NOW, link=LinkRecord(peer=BOB.node, round_trip=0.5)), NOW)
+    link = fact(ALICE.node, Record(time=NOW, link=LinkRecord(peer=BOB.node, round_trip=0.5)), BEFORE, NOW)
     assert (link.kind, link.body["peer"], link.body["round_trip"]) == ("link", BOB.node, 0.5)
-    assert fact(ALICE.node, Record(time=NOW, note=Note(level=30, text="slow")), NOW).body == {
+    assert fact(ALICE.node, Record(time=NOW, note=Note(level=30, text="slow")), BEFORE, NOW).body == {
         "level": 30,
         "text": "slow",
     }
@@ -105,18 +107,19 @@ def test_a_record_becomes_a_fact_of_its_kind() -> None:
 
 def test_a_round_can_be_written_as_json() -> None:
     body = RoundRecord(round=3, digest=b"\xab" * 32, members=[ALICE.node, BOB.node], validation_loss=math.nan)
-    made = fact(ALICE.node, Record(time=NOW, round=body), NOW)
+    made = fact(ALICE.node, Record(time=NOW, round=body), BEFORE, NOW)
     assert (made.body["digest"], made.body["members"]) == ("ab" * 32, [ALICE.node, BOB.node])
     assert made.body["validation_loss"] is None
     assert json.loads(made.line())["body"] == made.body
 
 
-def test_nothing_has_happened_later_than_now() -> None:
-    assert fact(ALICE.node, Record(time=NOW + 1800, note=Note()), NOW).time == NOW
-    assert fact(ALICE.node, Record(time=NOW - 1800, note=Note()), NOW).time == NOW - 1800
+def test_nothing_has_happened_later_than_now_or_before_the_site_came() -> None:
+    assert fact(ALICE.node, Record(time=NOW + 1800, note=Note()), BEFORE, NOW).time == NOW
+    assert fact(ALICE.node, Record(time=NOW - 1800, note=Note()), BEFORE, NOW).time == NOW - 1800
+    assert fact(ALICE.node, Record(time=1.0, note=Note()), BEFORE, NOW).time == BEFORE
 
 
 def test_a_report_keeps_its_numbers() -> None:
     request = ReportRequest(lease=b"l", stream=STREAM, first=7, records=[Record(note=Note(text="a"))], dropped=2)
-    made = facts_of_report(ALICE.node, request, NOW)
+    made = facts_of_report(ALICE.node, request, BEFORE, NOW)
     assert (made.node, made.stream, made.first, made.dropped, len(made.facts)) == (ALICE.node, STREAM, 7, 2, 1)
