@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import os
+import resource
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,14 @@ class Scene:
             if isinstance(said, Logged):
                 self.logged.append((said.step, said.metrics))
         return said
+
+    @contextmanager
+    def renumbered(self, number: int) -> Iterator[None]:
+        """Meanwhile the program's end of the connection is this file descriptor."""
+        own = self._theirs
+        with socket.socket(fileno=os.dup2(own.fileno(), number)) as self._theirs:
+            yield
+        self._theirs = own
 
     def end(self) -> None:
         self._lines.close()
@@ -304,6 +314,17 @@ def test_ranks_look_for_a_stop_once_a_second(scene: Scene, monkeypatch: pytest.M
             scene.step(site)
         assert max(after - before for before, after in pairwise(looks)) <= max(client.LOOK_SECONDS, seconds) + 1e-6
         assert len(looks) < 22
+
+
+def test_a_program_may_have_thousands_of_open_files(scene: Scene) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, before[1]), before[1]))
+    try:
+        with scene.renumbered(2000):
+            site = scene.joined(scene.train(100))
+            scene.step(site)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_daemon_that_has_gone_is_an_error(scene: Scene) -> None:

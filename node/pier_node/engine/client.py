@@ -111,7 +111,7 @@ class Link:
     def look(self, again: int) -> tuple[bool, int]:
         """Whether `receive` would not have to wait, and rank 0's `again`; every rank hears the same."""
         stream = self._stream
-        waiting = stream is not None and (b"\n" in self._heard or bool(select.select([stream], [], [], 0)[0]))
+        waiting = stream is not None and (b"\n" in self._heard or ready(stream, 0))
         news, steps = self.ranks.share(b"%d %d" % (waiting, again)).split()
         return news == b"1", int(steps)
 
@@ -121,6 +121,16 @@ class Link:
             with contextlib.suppress(OSError):  # it has gone first
                 self._stream.shutdown(socket.SHUT_RDWR)
             self._stream.close()
+
+
+def ready(file: int | socket.socket, milliseconds: int | None = None) -> bool:
+    """Whether a descriptor becomes readable, or ends, in that time; None: however long it takes.
+
+    select(2) takes only descriptors below 1024, and a program may have opened more files than that.
+    """
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(milliseconds))
 
 
 def _daemon_gone() -> PierError:

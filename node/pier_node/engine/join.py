@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.processes import SocketFolder, outlive_parent
 from pier_node.base.toml import read_toml
 from pier_node.engine import messages
-from pier_node.engine.client import Link, Site
+from pier_node.engine.client import Link, Site, ready
 from pier_node.engine.machines import Ranks, Weights
 from pier_node.engine.parameters import Vectors
 from pier_node.engine.training_process import ENGINE_VARIABLE
@@ -254,7 +253,7 @@ def end_with(daemon: int) -> None:
 
     def wait() -> None:
         with contextlib.suppress(ProcessLookupError):
-            select.select([os.pidfd_open(daemon)], [], [])
+            ready(os.pidfd_open(daemon))
         log.error("Pier's daemon has died, and its training program ends too: run the same `pier-node start` again")
         time.sleep(END_SECONDS)
         os._exit(1)
