@@ -1,4 +1,7 @@
-"""A program that hangs after some steps, once; and then does them all. $HANG_ONCE: the file that remembers."""
+"""A program that hangs after some steps, once; and then does them all. $HANG_ONCE: the file that remembers.
+
+With $LEAVE_CHILD it is killed instead, and a child that it has forked, such as a loader of data, lives on for a while.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,11 @@ def main() -> None:
     hung = Path(os.environ["HANG_ONCE"])
     if not hung.exists():
         hung.write_text(str(os.getpid()))
+        if "LEAVE_CHILD" in os.environ:
+            if os.fork() == 0:
+                Path(os.environ["LEAVE_CHILD"]).write_text(str(os.getpid()))
+                time.sleep(600)
+            os.kill(os.getpid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGSTOP)
     stream.sendall(encode(Done(train.id, 1, 8, 0, 0.5, 0)))
     lines.readline()

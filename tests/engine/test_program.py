@@ -290,6 +290,25 @@ async def test_a_hung_command_is_ended_and_started_again(tmp_path: Path, monkeyp
         os.kill(first, signal.SIGCONT)
 
 
+async def test_a_child_of_a_killed_program_does_not_keep_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(training_process, "RESTART_SECONDS", 0.02)
+    program = Program(None, Command((sys.executable, str(Path(__file__).with_name("hanging_program.py")))))
+    monkeypatch.setenv("HANG_ONCE", str(tmp_path / "hung"))
+    monkeypatch.setenv("LEAVE_CHILD", str(tmp_path / "child"))
+    try:
+        await program.attached()
+        program.place(CONFIG, 0, 1, tmp_path)
+        await program.start()
+        done = await asyncio.wait_for(program.run(0, 12, 1, "weights", SharedVector(6)), 60)
+    finally:
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+        await program.stop()
+    assert done.tokens == 8
+    assert caplog.text.count("it is started again") == 1
+
+
 async def test_a_program_that_keeps_its_optimizer_is_not_asked_for_more(scene: Scene, tmp_path: Path) -> None:
     actor, _ = await scene.enter(patience=600)
     assert math.isnan(await scene.program.evaluate(SharedVector(6)))

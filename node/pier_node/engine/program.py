@@ -450,7 +450,18 @@ class Program:
             elif not self._waits_to_publish and self._patience.silent > (limit := self._patience.seconds()):
                 await self._end_hung(f"it has said nothing for {limit:.0f} seconds, and {self._table.suspects()}")
 
+    async def _forget_dead(self) -> bool:
+        """End the connection of a rank 0 that has died, if a child that it forked holds it open. Returns whether so."""
+        writer = self._writer
+        if writer is None or not self._table.speaker_died:
+            return False
+        writer.close()
+        await self._hearing.until(lambda: self._writer is not writer)
+        return True
+
     async def _end_hung(self, why: str) -> None:
+        if await self._forget_dead():
+            return
         problem = f"the training program hangs: {why}"
         self._table.dump()
         self._ready = False
@@ -582,6 +593,7 @@ class Program:
         if self._process is not None:  # it may have been started again before the end of the last one was seen here
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._hearing.until(lambda: self._writer is None), FOLLOW_SECONDS)
+            await self._forget_dead()
         if self._writer is not None:
             more = "Under torchrun every rank calls pier.join, after torch.distributed.init_process_group()."
             writer.write(messages.encode(messages.Failed("another program is attached to this daemon already", more)))

@@ -54,6 +54,11 @@ class RankTable:
         """The ranks, from `first` on, whose processes have ended, in words. Those of other machines cannot be seen."""
         return [f"{who} has died" for who, state in self._states()[first:] if state == psutil.STATUS_DEAD]
 
+    @property
+    def speaker_died(self) -> bool:
+        """Whether the process of rank 0, which talks to the daemon, has ended."""
+        return any(_state(int(pid)) == psutil.STATUS_DEAD for pid in self._rows[:1, PID] if pid)
+
     def suspects(self) -> str:
         """Who holds the program up, in words."""
         wrong = self.dead() + [f"{who} is stopped" for who, state in self._states() if state == psutil.STATUS_STOPPED]
