@@ -5,8 +5,9 @@ happens, and `cancel_and_wait` ends tasks. None of them leaves a task behind, lo
 cancellation from outside.
 
 A Signal wakes the tasks that wait now, and remembers nothing. A Hearing adds errors and patience. Background
-runs tasks beside a site's main work and makes sure that no error in them is lost. `until_stopped` serves until Ctrl+C
-or SIGTERM ends the work; a second one ends the process at once.
+runs tasks beside a site's main work and makes sure that no error in them is lost. `when_stopped`
+says what Ctrl+C, SIGTERM and a closed terminal do. `until_stopped` serves until one of them ends the work; another ends
+the process at once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 import logging
 import os
 import signal
+import stat
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
@@ -186,6 +188,28 @@ class Background:
         await first_of(*map(asyncio.shield, self._tasks), work)
 
 
+def when_stopped(stop: Callable[[], None]) -> None:
+    """From now on, Ctrl+C and SIGTERM call it in the running loop, and so does a terminal that closes, but only once.
+
+    Where SIGHUP is ignored, as under nohup, the terminal does not matter.
+    """
+    loop = asyncio.get_running_loop()
+
+    def hang_up() -> None:
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)  # the shell sends a second one
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):  # each write to a terminal that is gone would fail
+                os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+        stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
+
+
 async def until_stopped(work: Coroutine[Any, Any, None]) -> None:
     """Do the work until it ends or is stopped; an error in it is raised."""
     task = asyncio.create_task(work)
@@ -195,8 +219,7 @@ async def until_stopped(work: Coroutine[Any, Any, None]) -> None:
             os._exit(130)
         task.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+    when_stopped(stop)
     await asyncio.wait([task])
     if not task.cancelled():
         task.result()

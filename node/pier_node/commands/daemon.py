@@ -29,6 +29,7 @@ from pier_node.base.durable import unwritable
 from pier_node.base.errors import PierError
 from pier_node.base.log import log_to
 from pier_node.base.processes import die_with_parent
+from pier_node.base.tasks import when_stopped
 from pier_node.base.units import UNKNOWN, age, amount, count, number, percent
 from pier_node.commands.live import LiveView
 from pier_node.rounds.folder import DAEMON_FILE, load_run, require_folder
@@ -36,7 +37,6 @@ from pier_node.site.running import Running, Status, find_daemon, on_disk, start_
 from pier_node.site.settings import Settings
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_site(settings: Settings, quiet: bool, log_json: bool) -> None:
@@ -71,8 +71,7 @@ async def _run(settings: Settings, say: Callable[[str], None], lively: Console |
         say("Leaving the run; once more to leave at once.")
         daemon.stop()
 
-    for wanted in SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(wanted, leave)
+    when_stopped(leave)
     try:
         async with view.shown() if view else nullcontext():
             await daemon.run()

@@ -27,6 +27,7 @@ import psutil
 from rich.console import Console, RenderableType
 
 from pier_node.base.errors import PierError
+from pier_node.base.tasks import when_stopped
 from pier_node.config.run import RunConfig, load
 from pier_node.identity.node import write_private
 from pier_node.rounds.folder import DAEMON_FILE
@@ -289,7 +290,6 @@ TICK = 0.25
 """Seconds between two looks at the sites."""
 STILL = 240.0
 """Seconds without news after which a demo gives up. A pipeline's first step waits until the planner is compiled."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 T = TypeVar("T")
 
 
@@ -351,7 +351,7 @@ class Demo:
         """Run a script that starts the sites; all have ended when this returns.
 
         Raises:
-            KeyboardInterrupt: one of SIGNALS came first.
+            KeyboardInterrupt: it was stopped first.
         """
         result = asyncio.run(self._interruptible(script))
         if result is None:
@@ -360,8 +360,7 @@ class Demo:
 
     async def _interruptible(self, script: Coroutine[Any, Any, T]) -> T | None:
         task, ending = asyncio.create_task(script), asyncio.Event()
-        for number in SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, ending.set)
+        when_stopped(ending.set)
         end = asyncio.create_task(ending.wait())
         await asyncio.wait([task, end], return_when=asyncio.FIRST_COMPLETED)
         end.cancel()

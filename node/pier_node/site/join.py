@@ -49,7 +49,7 @@ from pier_node.wire.transport import Transport, check_address, make_carrier
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Site, TokenizerPart, TokenizerRequest
 
 STATES = ("checkpoints", "states")
-OF_PIPELINE = ("tallies", "given", "stage-*")
+OF_PIPELINE = ("tallies", "given", "stage-*", "own/*", "residual/*")
 """What the folder of a site of a pipeline has in place of, or beside, STATES."""
 OF_PROGRAM = ("program/optimizer-*",)
 """What a program's optimizer has learnt: see `pier.join`."""
