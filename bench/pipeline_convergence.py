@@ -6,9 +6,9 @@ stages left out.
 One model is trained as a pipeline whose microbatches visit all stages, or three quarters, two thirds or half of them,
 in order, or with a swap in each path where the planner wants one (arXiv 2502.19913). All see the same windows. Then
 stages are left out of each model: any quarter, third or half of them, and the last ones. Other arms send activations
-and gradients in fewer bits, or are full pipelines that train for fewer steps: the ones that a skipping run has to beat
-in the same time, or with the same work. bench/pipeline_arms.py lists all arms. A cell, an arm with a seed, is a file
-in the folder, and is not computed again: the command can be stopped and repeated.
+and gradients in fewer bits, train for fewer steps (full pipelines that a skipping run has to beat in the same time, or
+with the same work), or have replicas of each stage that meet only every H steps. bench/pipeline_arms.py lists all arms.
+A cell, an arm with a seed, is a file in the folder, and is not computed again: the command can be stopped and repeated.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Setting:
         model = {"dim": self.dim, "layers": self.layers, "heads": 4, "ffn_dim": self.ffn_dim, "context": self.context}
         inner = {key: getattr(self, key) for key in ("batch_size", "total_steps", "lr", "warmup_steps", "eval_batches")}
         inner |= {key: value for key, value in pipeline.items() if key in inner}
-        pipeline = {key: value for key, value in pipeline.items() if key not in inner}
+        outer = {"outer": pipeline["outer"]} if "outer" in pipeline else {}
+        pipeline = {key: value for key, value in pipeline.items() if key not in (*inner, "outer")}
         section = {
             "microbatches": self.microbatches,
             "memory": 6,
@@ -74,6 +75,7 @@ class Setting:
             "model": {"preset": "llama-1m", **model},
             "inner": {**inner, "min_lr": self.lr / 10, "precision": "fp32"},
             "pipeline": section,
+            **outer,
         }
         config = RunConfig.model_validate(tables)
         tables["run"]["sites"] = SITES[config.pipeline.stages, config.pipeline.path_length]

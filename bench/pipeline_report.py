@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rich import box
 from rich.table import Table
 
-from bench.pipeline_arms import ALL, ARMS, CODED, MIXED, STEPS
+from bench.pipeline_arms import ALL, ARMS, CODED, MIXED, REPLICAS, STEPS, TOGETHER
 from pier_node.pipeline.activation_codec import TensorFormat
 from pier_node.pipeline.stage import stage_blocks
 
@@ -34,7 +34,7 @@ def arms_of(cells: Sequence[Cell]) -> Arms:
 
 
 def tables(cells: Sequence[Cell], planned: Mapping[str, float]) -> list[Table]:
-    """Of the losses, of what leaving out stages costs, of codecs, and of equal work and time.
+    """Of the losses, of what leaving out stages costs, of replicas, of codecs, and of equal work and time.
 
     Args:
         planned: part of a full pipeline's time that an iteration takes, by the arm that skips: see `times`.
@@ -44,7 +44,7 @@ def tables(cells: Sequence[Cell], planned: Mapping[str, float]) -> list[Table]:
     if "full" not in skipping:
         return []
     kinds = [_losses(skipping), _omission(skipping), _exits(skipping)]
-    return [*kinds, _coded(arms), _judged(arms, planned)]
+    return [*kinds, _replicas(arms), _coded(arms), _judged(arms, planned)]
 
 
 def times(paths: Path) -> dict[str, float]:
@@ -113,6 +113,16 @@ def _exits(arms: Arms) -> Table:
     for arm, cells in arms.items():
         means = np.mean([worse(it, EXITS) for it in cells], axis=0)
         shown.add_row(arm, *(f"{value:+.1%}" for value in means))
+    return shown
+
+
+def _replicas(arms: Arms) -> Table:
+    shown = _table("Replicas that step apart: final validation loss, nats a byte", "seeds", "mean", "to each step")
+    together = {it["seed"]: _final(it) for it in arms.get(TOGETHER, [])}
+    for arm in (name for name in REPLICAS if name in arms):
+        apart = np.array([_final(it) / together[it["seed"]] - 1 for it in arms[arm] if it["seed"] in together])
+        spread = f"{apart.mean():+.1%} ({apart.min():+.1%} – {apart.max():+.1%})" if len(apart) else ""
+        shown.add_row(arm, str(len(arms[arm])), f"{np.mean([_final(it) for it in arms[arm]]):.4f}", spread)
     return shown
 
 

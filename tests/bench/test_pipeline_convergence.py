@@ -164,3 +164,12 @@ def test_iterations_that_skip_take_less_time_in_every_instance() -> None:
 
 def test_quick_is_no_evidence() -> None:
     assert QUICK.total_steps < Setting().total_steps / 5
+
+
+def test_replicas_are_compared_with_those_that_average_at_each_step() -> None:
+    full, together = cell("full", 1, 1.0, (1.5,), **{"0 1": 1}), cell("two replicas, averaged at each step", 1, 2.0)
+    shown = tables([full, together, cell("two replicas, H 10, int4", 1, 2.02)], {})[3]
+    assert [[*column.cells] for column in shown.columns][2:] == [
+        ["2.0000", "2.0200"],
+        ["+0.0% (+0.0% – +0.0%)", "+1.0% (+1.0% – +1.0%)"],
+    ]

@@ -13,6 +13,7 @@ import torch
 from bench.pipeline_arms import PLAIN
 from bench.pipeline_simulation import PipelineSimulation, Routes
 from bench.simulation import Trainer
+from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
 from pier_node.outer.schedule import round_plan
 from pier_node.pipeline.stage import scatter
@@ -113,3 +114,33 @@ def test_swaps_are_planned_where_they_are_allowed() -> None:
     routes = Routes(tables).of(0)
     assert any([*route] != sorted(route) for route in routes)
     assert Routes(tables).of(0) == routes, "a seed gives the same paths"
+
+
+def apart(sites: int, codec: str = "none", **outer: Any) -> RunConfig:
+    """Two stages, and an outer step after every second one."""
+    tables = config(stages=2, paths="random").model_dump(mode="json")
+    tables["run"]["sites"] = sites
+    tables["outer"] = {"algorithm": "diloco", "inner_steps": 2, "codec": codec, **outer}
+    return RunConfig.model_validate(tables)
+
+
+def weights_after(tables: RunConfig, cache: Path) -> Vector:
+    simulation = PipelineSimulation(tables, cache)
+    simulation.run(4, lambda _: None)
+    assert sum(simulation.visits.values()) == simulation.visits[0, 1] == 4 * MICROBATCHES
+    return simulation.weights()
+
+
+def test_an_outer_step_of_one_replica_that_is_the_identity_changes_nothing(cache: Path) -> None:
+    together = weights_after(apart(2, algorithm="sync", inner_steps=1), cache)
+    np.testing.assert_allclose(weights_after(apart(2, momentum=0.0, lr=1.0), cache), together, rtol=1e-4, atol=1e-6)
+
+
+def test_replicas_that_step_apart_end_elsewhere_and_a_codec_moves_them_little(cache: Path) -> None:
+    first = initial_weights(config().model, 3).numpy()
+    together, plain, coded = (
+        weights_after(it, cache) for it in (apart(4, algorithm="sync", inner_steps=1), apart(4), apart(4, "int4"))
+    )
+    off, moved = np.linalg.norm(coded - plain), np.linalg.norm(plain - first)
+    assert 0 < off < 0.1 * moved
+    assert np.linalg.norm(plain - together) > off
