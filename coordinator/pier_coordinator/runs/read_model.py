@@ -194,7 +194,9 @@ class ReadModel:
             case "event":
                 if text(fact.body, "state") == REVOKED:
                     site.ending = REVOKED
-                    self.round = max((it.round for it in self.sites.values() if it.ending != REVOKED), default=0)
+                    others = [it for it in self.sites.values() if it.ending != REVOKED]
+                    self.round = max((it.round for it in others), default=0)
+                    self._step = max((it.inner_step or 0 for it in others), default=0)
                     self.links.revoke(site.node)
                     self._rest(site)
                 site.dropped = max(site.dropped, whole(fact.body, "dropped") or 0)
