@@ -50,6 +50,7 @@ PYTHON = """\
 ::: pier.PierError
 ::: pier.simulate
 ::: pier.load
+::: pier.describe
 ::: pier.hf.PierCallback
 ::: pier.lightning.PierCallback
 """

@@ -14,5 +14,6 @@ from pier.simulation import simulate
 from pier_node.base.errors import PierError
 from pier_node.engine.client import Site, State, StopTraining
 from pier_node.engine.join import join
+from pier_node.engine.parameters import describe
 
-__all__ = ["PierError", "Site", "State", "StopTraining", "join", "load", "simulate"]
+__all__ = ["PierError", "Site", "State", "StopTraining", "describe", "join", "load", "simulate"]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector
-from pier_node.engine.parameters import Vectors, trained
+from pier_node.config.run import load
+from pier_node.engine.parameters import Vectors, describe, trained
 
 
 class Tied(nn.Module):
@@ -44,6 +47,20 @@ def test_names_that_look_like_wrappers_are_names() -> None:
 def test_a_model_that_trains_nothing_is_refused() -> None:
     with pytest.raises(PierError, match="no parameter that requires a gradient"):
         trained(nn.Linear(2, 2).requires_grad_(False))
+
+
+def test_the_description_of_a_model_is_that_of_a_run(tmp_path: Path) -> None:
+    model = Tied()
+    (file := tmp_path / "run.toml").write_text(f"[run]\nsites = 2\n{describe(model, 64)}")
+    config = load(file)
+    assert config.program
+    assert (config.program.tensors, config.step_tokens) == (Vectors(model, rank=0).tensors, 64)
+    assert config.outer.start == "none"
+
+
+def test_a_step_without_tokens_is_refused() -> None:
+    with pytest.raises(PierError, match="step_tokens = 0: Input should be greater than or equal to 1"):
+        describe(Tied(), 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

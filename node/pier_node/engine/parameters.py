@@ -7,6 +7,7 @@ slice: nothing is gathered.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeGuard
@@ -17,7 +18,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pier_node.base.errors import PierError
 from pier_node.base.shared import Vector, attach
-from pier_node.config.program import described
+from pier_node.base.toml import validated
+from pier_node.config.program import ProgramSection, described
 from pier_node.engine import staging
 from pier_node.outer.layout import Layout
 
@@ -47,6 +49,22 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     if not found:
         raise PierError("the model has no parameter that requires a gradient", "There is nothing to share with sites.")
     return found
+
+
+def describe(model: nn.Module, step_tokens: int) -> str:
+    """The section [program] for the run.toml of a coordinator, which never sees the model that its sites train.
+
+    Args:
+        model: as `pier.join` gets it, or before it is wrapped.
+        step_tokens: tokens that a site trains on in one inner step, at most.
+
+    Raises:
+        PierError: the model trains nothing, or a run cannot describe it.
+    """
+    tables = {"step_tokens": step_tokens, "tensors": Vectors(model, rank=0).tensors}
+    section = validated(tables, ProgramSection, "the model's description")
+    tensors = "".join(f"    {json.dumps(tensor, ensure_ascii=False)},\n" for tensor in section.tensors)
+    return f"[program]\nstep_tokens = {section.step_tokens}\ntensors = [\n{tensors}]\n"
 
 
 @dataclass(frozen=True)
