@@ -341,15 +341,16 @@ def stop(folder: Path, timeout: float) -> None:
 def doctor(peers: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Find what keeps this site from training, and how to fix it.
 
-    Takes the options of start. Works whether or not the daemon is running. Measures the link to every site of the run,
-    which takes a few seconds and up to 45 MB per site.
+    Give it the options that you would give to start. Works whether or not the daemon is running. Measures the link to
+    every site of the run, which takes a few seconds and up to 45 MB per site.
 
     Exit code: 0 if nothing is wrong, 1 if something is.
     """
     from pier_node.doctor.examination import doctor
+    from pier_node.site.join import with_run_here
     from pier_node.site.settings import Settings
 
-    sys.exit(doctor(Settings(peers=peers, **options), as_json))
+    sys.exit(doctor(with_run_here(Settings(peers=peers, **options)), as_json))
 
 
 @main.command()

@@ -88,6 +88,14 @@ def test_it_does_not_begin_without_a_run(call: Call, tmp_path: Path) -> None:
     assert "does not know which run" in failed.output
 
 
+def test_it_finds_the_run_toml_here_as_start_does(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call("init", "--preset", "llama-tiny").exit_code == 0
+    done = call("doctor", "--listen", f"127.0.0.1:{free_port()}")
+    assert done.exit_code == 0, done.output
+    assert "Nothing is wrong" in done.output
+
+
 @pytest.mark.processes
 def test_two_sites_that_train(call: Call, run: Run) -> None:
     alpha, beta = run.sites
