@@ -59,7 +59,10 @@ def main() -> None:
 
 @main.group()
 def paths() -> None:
-    """Plan pipelines across sites (SkipPipe). A plan has the stage of each site and the path of each microbatch."""
+    """Plan pipelines across sites (SkipPipe).
+
+    A plan has the stage of each site and the path of each microbatch.
+    """
 
 
 @paths.command("plan")
@@ -90,11 +93,11 @@ def paths() -> None:
 def plan_paths(
     file: Path | None, folder: Path, policy: str | None, seconds: float, seed: int, svg: Path | None, as_json: bool
 ) -> None:
-    """Assign sites to stages and plan all paths. Print the stages, the iteration time and its bounds.
+    """Assign sites to stages and plan all paths.
 
-    Plans for the live sites of the run in --data, from what they have measured, or for the sites that --problem
-    describes. The plan is only shown and changes nothing: in a run, the sites plan for themselves, so they keep
-    training if the coordinator is lost.
+    Prints the stages, the iteration time and its bounds. Plans for the live sites of the run in --data, from what they
+    have measured, or for the sites that --problem describes. The plan is only shown and changes nothing: in a run, the
+    sites plan for themselves, so they keep training if the coordinator is lost.
     """
     from pier_coordinator.commands.paths import Search, plan_file, plan_run
 
@@ -131,7 +134,7 @@ def init_experts(file: Path, preset: str, force: bool) -> None:
 @experts.command("plan")
 @EXPERTS_FILE
 @FOLDER
-@click.option("--dry-run", is_flag=True, expose_value=False, help="Starts nothing; `plan` never does.")
+@click.option("--dry-run", is_flag=True, expose_value=False, help="Has no effect: `plan` never starts anything.")
 @JSON
 @explained
 def plan_experts(file: Path, folder: Path, as_json: bool) -> None:
@@ -189,7 +192,10 @@ def status_experts(folder: Path, as_json: bool) -> None:
 )
 @explained
 def collect_experts(out: Path, folder: Path, sites: tuple[Path, ...]) -> None:
-    """Copy the experts of a complete plan into the folder OUT. Adds ensemble.json."""
+    """Copy the experts of a complete plan into the folder OUT.
+
+    Adds ensemble.json.
+    """
     from pier_coordinator.commands.experts import collect
 
     click.echo(collect(folder, sites, out))
@@ -204,7 +210,10 @@ PAGE = "127.0.0.1:7780"
 @preset("Model size.")
 @explained
 def init(folder: Path, preset: str) -> None:
-    """Create a folder for a run. It holds a commented run.toml and the coordinator's identity."""
+    """Create a folder for a run.
+
+    It gets a commented run.toml and the coordinator's identity.
+    """
     from pier_coordinator.commands.start import init
 
     click.echo(init(folder, preset))
@@ -223,7 +232,7 @@ def init(folder: Path, preset: str) -> None:
     multiple=True,
     metavar="NAME[:PORT]",
     help="Another host name for the page, such as that of a proxy. Can be repeated. "
-    "[default: addresses and this machine's name]",
+    "[default: IP addresses, localhost and this machine's name]",
 )
 @click.option(
     "--private",
@@ -239,7 +248,10 @@ def init(folder: Path, preset: str) -> None:
 @LOG_JSON
 @explained
 def start(folder: Path, quiet: bool, log_json: bool, **options: Any) -> None:
-    """Run the coordinator of FOLDER until Ctrl+C. The sites keep training without it. [default: this folder]"""
+    """Run the coordinator of FOLDER until Ctrl+C.
+
+    FOLDER defaults to this folder. When the coordinator ends, the sites keep training.
+    """
     from pier_coordinator.commands.start import Settings, run_coordinator
     from pier_coordinator.identity.home import Home
 
@@ -249,7 +261,13 @@ def start(folder: Path, quiet: bool, log_json: bool, **options: Any) -> None:
 @main.command()
 @FOLDER
 @click.option("--name", default="", help="Name of the site. [default: its host name]")
-@click.option("--expires", type=Duration(), default="24h", show_default=True, help="How long the invite is valid.")
+@click.option(
+    "--expires",
+    type=Duration(),
+    default="24h",
+    show_default=True,
+    help="How long the invite is valid, such as 90m, 24h or 7d.",
+)
 @click.option("--uses", type=click.IntRange(1, 10_000), default=1, show_default=True, help="How many sites can use it.")
 @click.option(
     "--token-file",
@@ -317,7 +335,10 @@ def status(folder: Path, as_json: bool, watch: bool) -> None:
 @LIMIT
 @explained
 def events(folder: Path, as_json: bool, limit: int) -> None:
-    """Show the latest events. These are sites that joined or left, orders and warnings."""
+    """Show the latest events.
+
+    Events are sites that joined or left, orders and warnings.
+    """
     from pier_coordinator.commands.operate import events
 
     events(folder, as_json, limit, of_sites=False)

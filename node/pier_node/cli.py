@@ -159,8 +159,8 @@ def score(as_json: bool, **options: Any) -> None:
 def merge(**options: Any) -> None:
     """Merge the experts of the ensemble in FOLDER into one model, OUT.
 
-    The experts must be of one shape. OUT is a Mixtral, which transformers loads. FOLDER may also be a merged model,
-    which is written without some of its experts.
+    The experts must have the same shape. OUT is a Mixtral, which transformers loads. FOLDER may also be a merged model,
+    which --without makes smaller.
     """
     from pier_node.commands.merge import MergeOptions, merge
 
@@ -203,7 +203,7 @@ main.add_command(serve)
     "--pace",
     type=(click.FloatRange(min=0, min_open=True), click.FloatRange(min=0, min_open=True)),
     metavar="MBIT SECONDS",
-    help="Mbit/s of the slowest site's line, and seconds of an inner step: chooses how updates travel, and predicts "
+    help="Mbit/s of the slowest site's link, and seconds of an inner step: chooses how updates travel, and predicts "
     "how long the run takes. [default: uncompressed]",
 )
 @FORCE
@@ -258,8 +258,8 @@ def init(
     "[default: Pier's own trainer]",
 )
 @from_model(
-    "Found the run from the weights in this folder, or of this name on the Hugging Face hub. "
-    "[default: from the run's seed]"
+    "Found the run with the weights of the model in this folder, or of this name on the Hugging Face hub. "
+    "[default: random weights, from the run's seed]"
 )
 @click.option("--program-socket", type=click.Path(path_type=Path), hidden=True)
 @with_parallel
@@ -268,7 +268,8 @@ def init(
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Rounds between two checkpoints. More: less writing, and older moments for the optimizer after a restart.",
+    help="Rounds between two checkpoints. With more, a site writes less, and resumes with older optimizer moments "
+    "after a crash.",
 )
 @click.option(
     "--http", type=click.IntRange(0, 65535), default=0, help="Status port on 127.0.0.1. [default: any free port]"
@@ -384,7 +385,7 @@ def tokenize(run: Path, out: Path, dataset: str | None, processes: int) -> None:
 @FOLDER
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--force", is_flag=True, help="Replace the model in OUT even if Pier did not write it. [default: refuse]")
-@click.option("--gguf", is_flag=True, help="Write also OUT/model.gguf, for llama.cpp. [default: no]")
+@click.option("--gguf", is_flag=True, help="Also write OUT/model.gguf, for llama.cpp. [default: no]")
 @explained
 def export(folder: Path, out: Path, force: bool, gguf: bool) -> None:
     """Export the newest checkpoint for Hugging Face's libraries.
@@ -423,7 +424,7 @@ def evaluate(folder: Path, skip: float | None, plot: Path | None, **options: Any
     """Measure a model on the validation split of a run.
 
     Prints the loss in nats per token, the perplexity, and bits per byte of text. With --skip, prints the perplexity
-    without each choice of stages, and without the last stages.
+    with each choice of stages left out, and with the last stages left out.
     """
     if skip is not None:
         from pier_node.commands.model import evaluate_omissions

@@ -26,12 +26,12 @@ def test_it_writes_run_toml_where_one_is(call: Call, tmp_path: Path, monkeypatch
     assert load(tmp_path / "run.toml") == RunConfig.model_validate({"outer": LEAST_LOSS})
 
 
-def test_what_lost_least_is_chosen_however_long_the_run_is(call: Call, tmp_path: Path) -> None:
+def test_what_had_the_lowest_loss_is_chosen_however_long_the_run_is(call: Call, tmp_path: Path) -> None:
     for steps in ("5000", "50000"):
         assert call("init", tmp_path / steps, "--steps", steps).exit_code == 0
         outer = load(tmp_path / steps).outer
         assert (outer.algorithm, outer.start, outer.momentum) == ("diloco", "solo", 0.8)
-        assert "lost least" in prose(tmp_path / steps)
+        assert "had the lowest loss" in prose(tmp_path / steps)
 
 
 def test_the_number_of_sites_need_not_be_edited(call: Call, tmp_path: Path) -> None:

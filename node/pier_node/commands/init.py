@@ -21,10 +21,10 @@ from pier_node.config.run import InnerSection, OuterSection, RunConfig
 from pier_node.outer.layout import Layout
 
 LEAST_LOSS: dict[str, Any] = {"algorithm": "diloco", "start": "solo", "momentum": 0.8, "lr": 0.8}
-WHY = "Chosen: DiLoCo with a solo start and these momentum and lr lost least (docs/results.md, Convergence)."
+WHY = "Chosen: DiLoCo with a solo start and these momentum and lr had the lowest loss (docs/results.md, Convergence)."
 MANY = 1000
 """Outer rounds from which `init` anneals: 2,000 rounds gained by it, 100 did not, and nothing between was measured."""
-ANNEALED = " Over so many rounds, less is lost if momentum and both learning rates are annealed at the end."
+ANNEALED = " Over so many rounds, the loss is lower if momentum and both learning rates are annealed at the end."
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Pace:
     """How fast the slowest site is.
 
     Attributes:
-        mbit: of its line to the others, in Mbit/s.
+        mbit: of its link to the others, in Mbit/s.
         step: seconds of an inner step.
     """
 
@@ -139,7 +139,7 @@ def init(path: Path, wanted: Wanted, force: bool) -> str:
         inner["min_lr"] = inner.get("lr", InnerSection().lr) / 100
     if pace := wanted.pace:
         if sites < 2:
-            raise PierError("the speed of the line matters between two sites or more", "Give --sites, too.")
+            raise PierError("--pace is for an exchange between two sites or more", "Give --sites, too.")
         best, table = way(RunConfig.model_validate(tables), pace)
         tables["outer"] |= best.keys
         why += f" Updates travel {best.words}: chosen for {pace.mbit:g} Mbit/s and {pace.step:g} s an inner step."

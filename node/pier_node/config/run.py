@@ -39,13 +39,13 @@ class PipelineSection(Section):
     stages: Annotated[int, Field(ge=1, le=64)] = 1
     """Stages of consecutive blocks; a site holds one of them. 1: no pipeline, every site trains the whole model."""
     paths: Literal["full", "skip", "random"] = "skip"
-    """With full, a microbatch visits all stages; with skip, some, on planned paths; with random, others each step."""
+    """full: a microbatch visits all stages. skip: some, on planned paths. random: on paths drawn anew in each step."""
     skip: Fraction = 0.25
     """Part of the stages that a microbatch does not visit, rounded to a whole number of stages."""
     full_end: Annotated[Fraction, LATER] = 0.0
-    """Part of the iterations, at the end of the run, in which all microbatches visit all stages all the same."""
+    """Part of the iterations, at the end of the run, in which all microbatches visit all stages."""
     swaps: Annotated[int, Field(ge=0, le=8)] = 0
-    """Most visits to a stage after a later one that a path may have."""
+    """How often, at most, a path may visit a stage after a later one."""
     microbatches: Annotated[int, Field(ge=1, le=10_000)] = 8
     """Microbatches of an iteration, each of inner.batch_size sequences."""
     memory: Annotated[int, Field(ge=1, lt=10_000)] = 3
@@ -55,7 +55,7 @@ class PipelineSection(Section):
     gradient_codec: Annotated[Literal["none", "bf16", "int8", "int4"], LATER] = "none"
     """How the gradients of activations travel back."""
     plan_seconds: Annotated[float, Field(gt=0, le=60)] = 2.0
-    """Seconds for the search for paths, whenever there is something to plan again."""
+    """Seconds that each search for paths may take."""
 
     @property
     def path_length(self) -> int:
@@ -201,7 +201,7 @@ class SourceSection(Section):
     split: Annotated[str, LATER] = "train"
     """With `hf`: the split to read."""
     limit: Annotated[int, Field(ge=0), LATER] = 0
-    """Documents that a site reads of the source, at most; 0: all."""
+    """How many documents of the source to use, from the first one on; 0: all."""
 
     @model_validator(mode="after")
     def check_path(self) -> Self:
@@ -224,7 +224,8 @@ class DataSection(SourceSection):
     tokenizer: str = "bytes"
     """Either `bytes`, or the path of a tokenizer.json."""
     tokenizer_hash: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$"), LATER] = ""
-    """SHA-256 of that file. A site that joins gets the file from there, too; empty: each must have it, unchecked."""
+    """SHA-256 of that file. A site that joins then gets the file from the others. Empty: each site must have the file,
+    and nobody checks that all have the same."""
     validation: Annotated[float, Field(gt=0.0, le=0.5)] = 0.02
     """Fraction of the documents that no site trains on."""
     dealt: Annotated[bool, LATER] = True
@@ -360,7 +361,7 @@ class OuterSection(Section):
     """First part of the run. solo: one site trains with the batch of all sites; sync: all sites train synchronously;
     none: there is no such part."""
     start_fraction: Fraction = 0.1
-    """Part p of the run that the synchronous start takes."""
+    """Part p of the run that the start takes."""
     momentum_warmup: bool = True
     """Whether the start accumulates outer momentum."""
     schedule: Literal["staged", "cosine", "constant", "anneal"] = "staged"
@@ -380,7 +381,7 @@ class OuterSection(Section):
     residual: Annotated[Literal["fp32", "bf16"], LATER] = "fp32"
     """How a site keeps what a codec dropped: bf16 takes half the memory."""
     robust: Literal["none", "trimmed"] = "none"
-    """With `trimmed`, each place of the mean uses the middle third of the tokens, whatever the others send."""
+    """With `trimmed`, each element of the mean uses the middle third of the weight, whatever the rest is."""
     max_weight: Annotated[float, Field(ge=1, le=SITES)] = 2.0
     """Largest weight of a site, as a multiple of the median of the members' tokens; or the tokens of `inner_steps` of
     training, if that is more."""
