@@ -4,7 +4,7 @@ A site makes those whose failure it could not repair once it trains before it st
 
 The outer state is in the daemon's memory in fp32, as vectors with one element per parameter; `vectors` counts them. By
 default, Linux forgets the speed of an idle connection (`net.ipv4.tcp_slow_start_after_idle`, see tcp(7)), so each round
-starts slowly on a line with latency. docs/operations.md, slow lines, has the cost.
+starts slowly on a line with latency. docs/operations.md, slow links, has the cost.
 """
 
 from __future__ import annotations

@@ -133,8 +133,8 @@ class OfAll(Agreement):
         lag = max((pulses[node].round for node in ahead if node in pulses), default=state.round) - state.round
         if 0 < self._lag <= lag:
             log.warning(
-                "while the state of round %d was fetched, its members committed %d more: if this goes on, the line "
-                "here is too slow for the run's rounds (docs/operations.md, slow lines)",
+                "while the state of round %d was fetched, its members committed %d more: if this goes on, this "
+                "site's link is too slow for the run's rounds (docs/operations.md, slow links)",
                 *(state.round, lag),
             )
         self._lag = lag
