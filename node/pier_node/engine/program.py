@@ -232,7 +232,7 @@ class Program:
         if config.program is None:
             raise PierError(
                 "this run trains Pier's own decoder, and not a model of a program",
-                "Start this site without a program: `pier-node start` with the same --peers.",
+                "Start this site without it: `pier-node start`. Or let your program found a run: docs/program.md.",
             )
         assert self.attach is not None
         if difference := first_difference(tuple(self.attach.tensors), config.program.tensors):

@@ -302,9 +302,8 @@ async def enrol(address: str, invite: Invite, identity: Identity, name: str) -> 
         reply = await link.enrol(_request(identity, invite, name), ANSWER)
     except Refused as refused:
         problem = f"the coordinator at {address} does not let this site in: {refused}"
-        raise PierError(
-            problem, "Ask its operator for a new invite: `pier-coordinator invite` prints one."
-        ) from refused
+        new = "Ask its operator for a new invite: `pier-coordinator invite` prints one."
+        raise PierError(problem, new if "invite" in str(refused) else "") from refused
     finally:
         await link.close()
     return _checked(reply, identity, address, coordinator)
