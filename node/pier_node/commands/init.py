@@ -184,9 +184,11 @@ def _start(path: Path) -> str:
 
 def _how_many(sites: int) -> str:
     if not sites:
-        return "Say in it how many sites there are ([run] sites), then found the run at the first of them:"
+        return (
+            "Say in it how many sites there are ([run] sites), then start the first one, which prints how others join:"
+        )
     many = "one site" if sites == 1 else f"{sites} sites"
-    return f"It is for {many}. Found the run at the first of them; it prints how others join:"
+    return f"It is for {many}. Start the first one, which prints how others join:"
 
 
 def recipe(preset: str, steps: int = 0) -> dict[str, dict[str, Any]]:
