@@ -17,6 +17,7 @@ from trainer.hub_cases import made
 
 from pier_node.base.errors import PierError
 from pier_node.config.commented import run_toml
+from pier_node.config.presets import DATA, RUN_TOML
 from pier_node.config.run import RunConfig, load
 from pier_node.identity.certificates import authority, authority_key, credentials
 from pier_node.identity.node import Identity, Signer, Token
@@ -29,7 +30,7 @@ from pier_node.rounds.roster import Roster, sign_entry
 from pier_node.rounds.statements import SignedStatements
 from pier_node.site import join
 from pier_node.site.coordinator.link import Enrolment
-from pier_node.site.join import Reception, check_start, find_run, find_site, free_slot
+from pier_node.site.join import Reception, check_start, find_run, find_site, free_slot, with_run_here
 from pier_node.site.journal import Journal
 from pier_node.site.settings import Settings
 from pier_node.trainer.model.hub import read_config
@@ -173,6 +174,24 @@ async def test_after_its_first_round_a_run_never_changes(tmp_path: Path, done: s
     changed = write_run(tmp_path, '[run]\nname = "there"\n')
     with pytest.raises(PierError, match="belongs to another run"):
         await find_run(Settings(data, run=changed))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [('[run]\nname = "here"\nsites = 3\n', False), ('[run]\nname = "there"\n', True), ("[ru", True)],
+)
+async def test_a_run_toml_that_no_longer_counts_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str, said: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(DATA)
+    assert with_run_here(replace(settings, run=write_run(tmp_path))).run
+    assert with_run_here(settings).run == RUN_TOML
+    await find_run(with_run_here(settings))
+    (DATA / "states" / "round-00000001").mkdir(parents=True)
+    write_run(tmp_path, text)
+    assert with_run_here(settings).run is None
+    assert ("run.toml differs from the run in pier-data, which continues as it is" in caplog.text) == said
 
 
 async def test_until_its_first_round_a_site_may_join_another_run(tmp_path: Path) -> None:

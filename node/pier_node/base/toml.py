@@ -28,12 +28,14 @@ class Section(BaseModel):
 
 def explain(problem: Any, model: type[BaseModel]) -> str:
     """What is wrong with a key, its value, and what is allowed: an error of pydantic about the model of a file."""
-    key = ".".join(str(part) for part in problem["loc"]) or "(top level)"
+    key, message = ".".join(str(part) for part in problem["loc"]), problem["msg"].removeprefix("Value error, ")
+    if not key:  # what does not fit together: the message names the keys
+        return str(message)
     if problem["type"] == "extra_forbidden":
         return f"{key}: no such key; {_allowed(problem['loc'], model)}"
     value = problem["input"]
     shown = "" if isinstance(value, dict) else f" = {json.dumps(value, default=str)}"
-    return f"{key}{shown}: {problem['msg'].removeprefix('Value error, ')}"
+    return f"{key}{shown}: {message}"
 
 
 def first_problem(error: ValidationError, whole: str = "") -> str:

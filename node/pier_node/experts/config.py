@@ -42,6 +42,7 @@ class ExpertsSection(Section):
     lr: Positive = 3e-4
     """Learning rate of an expert after its warmup; from there a cosine falls to min_lr at its own last step."""
     min_lr: NotNegative = 3e-5
+    """Learning rate at the end."""
     warmup_steps: Annotated[int, Field(ge=0)] = 20
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     """Decides the order of the rows, and how M and L are widened from S."""

@@ -72,10 +72,28 @@ def with_run_here(settings: Settings) -> Settings:
     Like --run it may be corrected until the first round; from then on, the run in the data folder counts.
     """
     folder, others = settings.folder, settings.run or settings.peers or settings.coordinator or settings.has_program
-    if others or folder != DATA or not RUN_TOML.exists() or Enrolment.load(folder) or took_part(folder):
+    if others or folder != DATA or not RUN_TOML.exists() or Enrolment.load(folder):
         return settings
     record = SiteRecord.load(folder)
-    return settings if record and not record.founder else replace(settings, run=RUN_TOML)
+    if record and not record.founder:
+        return settings
+    if not took_part(folder):
+        return replace(settings, run=RUN_TOML)
+    stored = load_run(folder)
+    if stored and stored.program is None and not _describes(RUN_TOML, stored):
+        log.warning(
+            "%s differs from the run in %s, which continues as it is: found another run with --run %s and a --data "
+            "folder of its own",
+            *(RUN_TOML, folder, RUN_TOML),
+        )
+    return settings
+
+
+def _describes(file: Path, run: RunConfig) -> bool:
+    try:
+        return load(file).hash() == run.hash()
+    except PierError:
+        return False
 
 
 def took_part(folder: Path) -> bool:
