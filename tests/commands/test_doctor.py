@@ -102,7 +102,7 @@ def test_two_sites_that_train(call: Call, run: Run) -> None:
     done = call("doctor", "--data", beta.folder, "--json")
     report = json.loads(done.stdout)
     by_name = {(line["site"], line["check"]): line for line in report["findings"]}
-    for check in ("reach it", "reached by it", "line", "clock"):
+    for check in ("reach it", "reached by it", "link", "clock"):
         assert by_name["alpha", check]["verdict"] == "ok"
     assert by_name["this site", "address"]["detail"].endswith(beta.address)
     assert by_name["this site", "memory"]["values"]["bytes_a_parameter"] == 36

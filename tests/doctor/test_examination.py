@@ -50,13 +50,13 @@ async def test_a_site_that_could_join(new_site: NewSite) -> None:
         (THIS_SITE, "utilisation"),
         ("alpha", "reach it"),
         ("alpha", "reached by it"),
-        ("alpha", "line"),
+        ("alpha", "link"),
         ("alpha", "clock"),
     ]
     assert not problems(findings)
     assert f"answers at {address}" in findings["alpha", "reach it"].detail
     assert findings["alpha", "reached by it"].detail == f"it reaches this site at {settings.listen}"
-    assert findings["alpha", "line"].values["up_bytes_per_second"] > 0
+    assert findings["alpha", "link"].values["up_bytes_per_second"] > 0
     assert abs(findings["alpha", "clock"].values["clock_ahead_seconds"]) < 1
     assert findings[THIS_SITE, "utilisation"].values["exchange_seconds"] > 0
     assert not settings.folder.exists(), "looking changes nothing"

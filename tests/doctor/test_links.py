@@ -150,7 +150,7 @@ async def test_a_site_that_does_not_listen_is_not_called_back() -> None:
         hello = (await go_round(mine, [address], CONFIG.hash())).met[address]
         findings, link = await visit(mine, address, hello, "")
         await mine.stop()
-    assert [finding.check for finding in findings] == ["reach it", "line", "clock"]
+    assert [finding.check for finding in findings] == ["reach it", "link", "clock"]
     assert link
     assert 0 < link.round_trip < 5
 

@@ -34,7 +34,7 @@ from pier_node.doctor.machine import (
     _container_room,
     check_machine,
     disk_finding,
-    forgets_idle_lines,
+    forgets_idle_links,
     free_disk,
     free_memory,
     held_memory,
@@ -126,7 +126,7 @@ def test_what_to_set_is_said() -> None:
 @pytest.mark.skipif(not Path("/proc/sys/net/ipv4").exists(), reason="no Linux network settings here: NOT tested")
 def test_the_setting_is_the_kernels() -> None:
     said = subprocess.run(["sysctl", "-n", SETTING], capture_output=True, text=True, check=True).stdout
-    assert forgets_idle_lines() is (said.strip() == "1")
+    assert forgets_idle_links() is (said.strip() == "1")
 
 
 DILOCO = RunConfig.model_validate({"outer": {"algorithm": "diloco"}})

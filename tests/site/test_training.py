@@ -465,6 +465,15 @@ def test_an_update_that_others_would_refuse_contributes_nothing(lands: float) ->
     assert (second.start, second.adam_step, second.adam_m) == (100.0, 0, 0.0), "and its moments are forgotten"
 
 
+@pytest.mark.parametrize(("lands", "said"), [(100.0, True), (99.0, False)])
+def test_steps_that_change_no_weight_are_said(lands: float, said: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """As when a program replaces the parameters that it gave to `pier.join`; training begins at 100."""
+    site = Site(local(1), Rounds(begin()))
+    site.trainer.lands = lands
+    site.run()
+    assert ("40 tokens have changed no weight" in caplog.text) == said
+
+
 def test_a_solo_start_that_diverged_stops_the_run() -> None:
     site = Site(config(inner={"total_steps": 40}, inner_steps=4), Rounds(begin()))
     site.trainer.lands = math.nan

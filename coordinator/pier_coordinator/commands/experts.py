@@ -63,7 +63,7 @@ SITES = """\
 #   name = "lab-a"
 #   tflops = 60.0                    # measured in training: 1e-12 * (FLOPs per token) * (tokens/s); never the peak
 #   memory_gb = 24.0                 # memory of the training device, GB; 0 or left out: no limit
-#   line_mbit = 100.0                # speed of the line, Mbit/s; 0 or left out: no limit
+#   line_mbit = 100.0                # speed of the link, Mbit/s; 0 or left out: no limit
 #   hours = 12.0                     # hours that the site is available; 0 or left out: no limit
 """
 

@@ -50,10 +50,10 @@ def shorter_exchange(run: Mapping[str, Any], segments: Sequence[Segment], uplink
         return "its log says what it fetches, and from whom (pier-coordinator logs)"
     size, compute = payload(run, segments), mean(row.compute for row in segments) if segments else 0.0
     if not size or not uplink or not compute:
-        return "measure its line with pier-node doctor; a narrower codec or a larger H (outer.inner_steps) needs less"
+        return "measure its link with pier-node doctor; a narrower codec or a larger H (outer.inner_steps) needs less"
     factor = size / uplink / (GOAL * compute)
     if factor <= 1:
-        return "its line is fast enough for this run: see what else uses the line, and its log (pier-coordinator logs)"
+        return "its link is fast enough for this run: see what else uses the link, and its log (pier-coordinator logs)"
     gain = BYTES.get(run.get("codec") or "none", 0.0) / BYTES["int4"]
     codec = "" if gain <= 1 else "codec int4 or " if gain >= factor else "codec int4 and "
     if not (steps := run.get("inner_steps")):
@@ -246,7 +246,7 @@ def _retries(board: ReadModel, up: Callable[[str, str], bool]) -> Iterator[Alert
     last = [retried[round] for round in sorted(retried)[-RECENT:]]
     if len(last) >= RECENT / 2 and sum(last) / len(last) >= RETRIED[up("retries", "")]:
         text = f"{sum(last)} of the last {len(last)} rounds needed another attempt"
-        remedy = "see in the events which site drops out, and its line: pier-node doctor --peers HOST:PORT"
+        remedy = "see in the events which site drops out, and its link: pier-node doctor --peers HOST:PORT"
         yield Alert("retries", "warning", "", text, remedy)
 
 

@@ -144,7 +144,7 @@ def _of_this_machine(here: Standpoint, config: RunConfig, around: Surroundings) 
         machine.disk_finding(folder, config, parameters, machine.free_disk(folder), here.daemon is not None),
         machine.memory_finding(config, parameters, workers, held, machine.free_memory()),
         *([] if stages > 1 else _of_replicas(here, config, parameters, around)),
-        *machine.idle_finding(machine.forgets_idle_lines(), around.farthest),
+        *machine.idle_finding(machine.forgets_idle_links(), around.farthest),
     ]
 
 

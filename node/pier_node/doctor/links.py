@@ -179,7 +179,7 @@ async def _back(carrier: Carrier, name: str, hello: HelloReply, own_address: str
 
 def _line(name: str, link: Link) -> Finding:
     values = {"up_bytes_per_second": link.up, "down_bytes_per_second": link.down}
-    return Finding(name, "line", Verdict.OK, f"{rate(link.up)} there, {rate(link.down)} back", values=values)
+    return Finding(name, "link", Verdict.OK, f"{rate(link.up)} there, {rate(link.down)} back", values=values)
 
 
 def _clock(name: str, link: Link) -> Finding:
@@ -234,16 +234,16 @@ def utilisation_finding(
 
 def _remedy(config: RunConfig, wanted: int) -> str:
     if config.outer.algorithm == "sync":
-        return f'Synchronous training needs a faster line: choose algorithm = "pier" with inner_steps = {wanted}.'
+        return f'Synchronous training needs a faster link: choose algorithm = "pier" with inner_steps = {wanted}.'
     less = _less_traffic(config)
     if wanted > config.inner.total_steps:
         return (
             f"The run's {config.inner.total_steps} inner steps are fewer than the H = {wanted} needed for "
-            f"{100 * AIM:.0f} %: give the slowest site a faster line, or train a smaller model{less}."
+            f"{100 * AIM:.0f} %: give the slowest site a faster link, or train a smaller model{less}."
         )
     return (
         f"Raise outer.inner_steps to H = {wanted} in the run.toml of a new run (it never changes within one) for "
-        f"{100 * AIM:.0f} %, or give the slowest site a faster line{less}."
+        f"{100 * AIM:.0f} %, or give the slowest site a faster link{less}."
     )
 
 

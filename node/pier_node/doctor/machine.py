@@ -119,10 +119,10 @@ def idle_finding(forgets: bool, round_trip: float) -> list[Finding]:
     if not forgets or round_trip < FAR:
         return []
     detail = f"each round begins slowly: {SETTING} is 1, and the farthest peer is {1000 * round_trip:.0f} ms away"
-    return [Finding(THIS_SITE, "idle lines", Verdict.ADVICE, detail, f"As root: sysctl -w {SETTING}=0")]
+    return [Finding(THIS_SITE, "idle links", Verdict.ADVICE, detail, f"As root: sysctl -w {SETTING}=0")]
 
 
-def forgets_idle_lines() -> bool:
+def forgets_idle_links() -> bool:
     """Whether the kernel of this machine, or the network of this container, has that setting."""
     try:
         return Path("/proc/sys", *SETTING.split(".")).read_text().strip() == "1"

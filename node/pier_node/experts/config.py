@@ -130,7 +130,7 @@ class SiteSection(Section):
     memory_gb: NotNegative = 0.0
     """Memory of the training device in GB; 0: enough."""
     line_mbit: NotNegative = 0.0
-    """Bandwidth of its line in Mbit/s; 0: fast enough."""
+    """Bandwidth of its link in Mbit/s; 0: fast enough."""
     hours: NotNegative = 0.0
     """How long it is available, in hours; 0: as long as needed."""
 

@@ -51,15 +51,18 @@ class UnsentUpdate:
     def __bool__(self) -> bool:
         return any(self.tokens)
 
-    def learn(self, start: Vector, weights: Vector, tokens: int) -> None:
-        """Add what was learnt by training from `start` to `weights`, both of shape [parameters]."""
+    def learn(self, start: Vector, weights: Vector, tokens: int) -> bool:
+        """Add what was learnt by training from `start` to `weights`, [parameters] each. Returns whether they differ."""
         delta = self.delta.array
 
-        def add(piece: slice) -> None:
-            delta[piece] += start[piece] - weights[piece]
+        def add(piece: slice) -> bool:
+            moved = start[piece] - weights[piece]
+            delta[piece] += moved
+            return bool(moved.any())
 
-        in_pieces(add, len(delta))
+        changed = any(in_pieces(add, len(delta)))
         self.tokens = [count + tokens for count in self.tokens]
+        return changed
 
     def offer(self, part: slice, tokens: int, vector: Vector | None = None) -> Update:
         """What to send for a fragment: views of Δ and the residual, and a buffer for what the codec loses.

@@ -267,8 +267,13 @@ class Training:
         try:
             await self._saved()
         finally:
-            if tokens:
-                await asyncio.to_thread(self._unsent.learn, self._start.array, self._inner.weights, tokens)
+            start, weights = self._start.array, self._inner.weights
+            if tokens and not await asyncio.to_thread(self._unsent.learn, start, weights, tokens):
+                log.warning(
+                    "%d tokens have changed no weight: is the learning rate 0, or does the optimizer step other "
+                    "parameters than those that `pier.join` was given?",
+                    tokens,
+                )
 
     async def _launch(self, plan: RoundPlan, tokens: int) -> None:
         """Bring this site's update to a round."""

@@ -332,7 +332,7 @@ def test_it_says_which_codec_or_how_many_steps(codec: str, steps: int, sent: flo
 
 
 def test_a_fast_line_is_not_to_blame() -> None:
-    assert shorter_exchange(RUN, segments(10, 1e6), 50e6).startswith("its line is fast enough for this run")
+    assert shorter_exchange(RUN, segments(10, 1e6), 50e6).startswith("its link is fast enough for this run")
 
 
 def test_a_pipeline_has_no_codec() -> None:
@@ -341,4 +341,4 @@ def test_a_pipeline_has_no_codec() -> None:
 
 @pytest.mark.parametrize(("rows", "uplink"), [(segments(10, 1e6), None), ([], 1e6), (segments(0, 1e6), 1e6)])
 def test_without_figures_it_says_how_to_get_them(rows: list[Segment], uplink: float | None) -> None:
-    assert shorter_exchange({"codec": "none"}, rows, uplink).startswith("measure its line with pier-node doctor")
+    assert shorter_exchange({"codec": "none"}, rows, uplink).startswith("measure its link with pier-node doctor")
