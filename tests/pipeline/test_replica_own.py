@@ -9,7 +9,7 @@ import pytest
 from pier_node.base.shared import SharedVector
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, OuterState
 from pier_node.pipeline.stage_state import BASE, MICROBATCHES, Own
-from pier_node.pipeline.vote_state import version
+from pier_node.pipeline.vote_state import round_of, version
 
 
 def step(round: int, tag: int = 7) -> OuterState:
@@ -31,9 +31,9 @@ def own(tmp_path: Path) -> Own:
     return made
 
 
-def again(tmp_path: Path, decided: int) -> Own:
+def again(tmp_path: Path, decided: int, counted: int = FIRST) -> Own:
     made = Own(tmp_path, b"run")
-    made.resume(decided)
+    made.resume(decided, counted, ready=round_of(counted))
     return made
 
 
@@ -44,7 +44,7 @@ def at(own: Own) -> int | None:
 def test_a_step_that_counts_is_taken(own: Own, tmp_path: Path) -> None:
     assert at(own) == FIRST
     assert own.settle({SECOND}, SECOND, 2)
-    assert (at(own), at(again(tmp_path, 2))) == (SECOND, SECOND)
+    assert (at(own), at(again(tmp_path, 2, SECOND))) == (SECOND, SECOND)
 
 
 @pytest.mark.parametrize("counted", [FIRST, version(2, 8)])
@@ -59,14 +59,25 @@ def test_after_a_start_the_round_decides_too(own: Own, tmp_path: Path, counted: 
     assert at(back) == FIRST
     assert not back.settle({FIRST}, FIRST, 1)
     back.settle({counted}, counted, 3)
-    assert (at(back), at(again(tmp_path, 9))) == (expected, expected)
+    assert (at(back), at(again(tmp_path, 9, counted))) == (expected, expected)
+
+
+@pytest.mark.parametrize(("counted", "ready"), [(FIRST, 1), (version(2, 8), 2), (version(3, 7), 1)])
+def test_a_step_whose_outcome_was_known_as_the_site_died_counts_only_if_it_did(
+    own: Own, tmp_path: Path, counted: int, ready: int
+) -> None:
+    assert at(own) == FIRST
+    for _ in range(2):
+        back = Own(tmp_path, b"run")
+        back.resume(3, counted, ready)
+        assert at(back) == FIRST
 
 
 def test_of_two_attempts_at_one_round_the_one_that_counts_is_taken(own: Own, tmp_path: Path) -> None:
     back = again(tmp_path, 1)
     back.keep(step(2, tag=9))
     assert back.settle({SECOND}, SECOND, 2)
-    assert (at(back), at(again(tmp_path, 2))) == (SECOND, SECOND)
+    assert (at(back), at(again(tmp_path, 2, SECOND))) == (SECOND, SECOND)
 
 
 def test_more_attempts_than_the_disk_keeps_are_settled_too(own: Own) -> None:

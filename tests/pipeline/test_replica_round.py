@@ -285,6 +285,18 @@ def test_the_only_site_of_a_stage_goes_on_from_its_own_steps(tmp_path: Path, pla
     np.testing.assert_allclose(cluster.joined(), followed(cluster, plans), rtol=1e-3, atol=3e-6)
 
 
+def test_a_step_that_did_not_count_is_forgotten_by_a_site_that_dies_as_it_learns_that(
+    tmp_path: Path, plans: dict[int, Plan]
+) -> None:
+    """The round is empty because of `d`; `c` has it on disk, and its own step of it, too."""
+    died = {("d", ITERATION, "prepared"): "restart", ("c", ITERATION, "committed"): "restart"}
+    cluster = PipelineCluster(meeting(4, steps=6, paths="full", microbatches=2), tmp_path, fail_at=dict(died))
+    run(cluster.run())
+    assert {*cluster.struck} == {*died}
+    check(cluster)
+    np.testing.assert_allclose(cluster.joined(), followed(cluster, plans), rtol=1e-3, atol=3e-6)
+
+
 def test_a_start_averages_at_every_step_and_gathers_momentum(tmp_path: Path) -> None:
     cluster = PipelineCluster(meeting(4, outer={**PIER, "start": "sync"}, stages=2, paths="full"), tmp_path)
     run(cluster.run())

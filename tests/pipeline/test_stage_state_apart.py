@@ -85,7 +85,7 @@ def test_an_outer_round_that_does_not_count_changes_nothing(stage_state: StageSt
     assert stage_state.version == 0
     assert np.array_equal(stage_state.working.anchor, before)
     back = StageState(tmp_path, RUN)
-    back.own.resume(3)
+    back.own.resume(3, SECOND, 2)
     assert back.load(0)
     assert np.array_equal(back.working.anchor, before)
 
@@ -103,7 +103,7 @@ def test_what_a_codec_dropped_is_brought_again_if_the_outer_round_counts(
     now = voted(OUTER, OUTER) if counts else voted(SECOND)
     if restarted:
         stage_state = StageState(tmp_path, RUN)
-        stage_state.own.resume(2)
+        stage_state.own.resume(2, SECOND, 2)
     stage_state.settle(now, 3)
     assert stage_state.load(now.versions[1])
     assert np.array_equal(stage_state.brought(CODED).sent(), error.array if counts else before)
@@ -113,7 +113,7 @@ def test_what_a_codec_dropped_is_brought_again_if_the_outer_round_counts(
 def test_after_a_start_the_version_decides_what_it_goes_on_from(stage_state: StageState, tmp_path: Path) -> None:
     anchor = met(stage_state)
     back = StageState(tmp_path, RUN)
-    back.own.resume(2)
+    back.own.resume(2, SECOND, 2)
     back.settle(voted(OUTER, OUTER), 3)
     assert back.load(OUTER)
     assert np.array_equal(back.working.anchor, anchor)

@@ -70,19 +70,23 @@ class Own:
         self.state: OuterState | None = None
         self._open: dict[int, OuterState] = {}
 
-    def resume(self, decided: int) -> None:
-        """Load what is on disk after a start. Blocks.
+    def resume(self, decided: int, counted: int, ready: int) -> None:
+        """Load what is on disk after a start; remove steps that did not count. Blocks. Raises PierError.
 
         Args:
             decided: the last round whose outcome this site knew.
+            counted: the version that counted last.
+            ready: the last round that counted and for which this site was ready; 0: none.
         """
         for version in self._disk.rounds():
-            found = self._disk.of(version)
-            if found and round_of(version) > decided:
+            found, round = self._disk.of(version), round_of(version)
+            if found and round > decided:
                 self._open[version] = found
-            elif found:
+            elif found and round <= ready and (version == counted or round < round_of(counted)):
                 self.state = found
                 return
+            elif found:  # it ended after the outcome was on disk and before this was removed
+                self._disk.drop(version)
 
     def keep(self, state: OuterState) -> None:
         """Keep a step on disk until it is known whether it counts. Blocks. Raises PierError."""

@@ -174,7 +174,9 @@ class PipelineTraining:
         """Take up the stage that is on disk, if there is one."""
         self._tell_progress()
         self.progress.phase = Phase.PHASE_CATCHING_UP
-        await asyncio.to_thread(self._stage_state.own.resume, self._rounds.state.round)
+        state, counted = self._rounds.state, self._position.voted.counted
+        ready = state.ledger.get(self._carrier.node, 0)
+        await asyncio.to_thread(self._stage_state.own.resume, state.round, counted, ready)
 
     def due(self) -> bool:
         """Whether there is another iteration."""
