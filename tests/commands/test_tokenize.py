@@ -51,6 +51,11 @@ def test_what_it_writes_is_what_a_site_would_have_made(tmp_path: Path, texts: Pa
     assert "has all of these tokens" in again.output
 
 
+def test_a_folder_may_have_any_letters_in_its_name(tmp_path: Path, texts: Path) -> None:
+    run, out = write_run(tmp_path, f'[data]\nsource = "text"\npath = "{texts}"\nvalidation = 0.2\n'), tmp_path / "é 😀"
+    assert said_config(call(run, out).output).data.path == str(out)
+
+
 def test_a_broken_line_is_named_and_what_is_there_belongs_to_one_text(tmp_path: Path, texts: Path) -> None:
     (tmp_path / "some.jsonl").write_text('{"text": "one"}\n' * 30 + "broken\n")
     run = write_run(tmp_path, f'[data]\nsource = "jsonl"\npath = "{tmp_path / "some.jsonl"}"\n')

@@ -79,9 +79,13 @@ def _amount(manifest: TokenManifest) -> str:
 
 
 def _config(folder: Path, data: DataSection, weight: float | None) -> list[str]:
-    lines = ['source = "tokens"', f"path = {json.dumps(str(folder))}"]
-    tokenizer = f"tokenizer = {json.dumps(data.tokenizer)}"
+    lines = ['source = "tokens"', f"path = {_toml(str(folder))}"]
+    tokenizer = f"tokenizer = {_toml(data.tokenizer)}"
     return ["[data]", *lines, tokenizer] if weight is None else ["[[data.mixture]]", *lines, f"weight = {weight:.6g}"]
+
+
+def _toml(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # TOML knows no halves of a surrogate pair
 
 
 @contextmanager
