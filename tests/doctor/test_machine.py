@@ -3,12 +3,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import shutil
 import subprocess
 import tracemalloc
 import weakref
 from collections.abc import Awaitable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -104,6 +107,27 @@ def test_checkpoints_that_are_there_need_no_more(tmp_path: Path) -> None:
     assert finding.verdict is Verdict.OK
     assert "67 MB more" in finding.detail
     assert disk_finding(tmp_path, RunConfig(), 10_000, free=0).verdict is Verdict.OK
+
+
+def test_a_daemon_may_remove_checkpoints_meanwhile(tmp_path: Path) -> None:
+    over = Event()
+
+    def rotate() -> None:
+        for number in count():
+            folder = tmp_path / "checkpoints" / f"round-{number:08}"
+            folder.mkdir(parents=True)
+            (folder / "state.safetensors").touch()
+            shutil.rmtree(folder)
+            if over.is_set():
+                return
+
+    with ThreadPoolExecutor(1) as daemon:
+        rotating = daemon.submit(rotate)
+        try:
+            assert all(disk_finding(tmp_path, RunConfig(), MILLION, 0).values for _ in range(1000))
+        finally:
+            over.set()
+        rotating.result()
 
 
 def test_the_disk_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
@@ -234,6 +258,12 @@ def test_a_daemons_vectors_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     vector = SharedVector(MILLION)
     vector.array[:] = 1
     assert held_memory(os.getpid()) - before == pytest.approx(4 * MILLION, abs=8192)
+
+
+def test_a_daemon_that_has_ended_holds_nothing() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert held_memory(ended.pid) == 0
 
 
 def test_a_container_has_less_than_its_machine(tmp_path: Path) -> None:

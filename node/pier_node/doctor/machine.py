@@ -10,7 +10,9 @@ starts slowly on a line with latency. docs/operations.md, slow links, has the co
 from __future__ import annotations
 
 import logging
+import os
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -83,8 +85,7 @@ def disk_finding(folder: Path, config: RunConfig, parameters: int, free: int, ru
         free: bytes on the folder's disk.
         running: a daemon has reserved room for the moments.
     """
-    kept = [file for name in (CHECKPOINTS, MEANS) for file in (folder / name).rglob("*") if file.is_file()]
-    there = sum(file.stat().st_size for file in kept)
+    there = sum(_bytes_in(folder / name) for name in (CHECKPOINTS, MEANS))
     coded = config.outer.codec != "none"
     each = (KEEP + 1) * (CHECKPOINT_BYTES + FLOAT * coded) + STATE_BYTES * coded
     if config.program is None and not running:
@@ -96,6 +97,16 @@ def disk_finding(folder: Path, config: RunConfig, parameters: int, free: int, ru
         return Finding(THIS_SITE, "disk", Verdict.OK, detail, "", values)
     remedy = f"Free {amount(needed - free)} on that disk, or give a --data folder on a larger one."
     return Finding(THIS_SITE, "disk", Verdict.PROBLEM, detail, remedy, values)
+
+
+def _bytes_in(folder: Path) -> int:
+    """Bytes of all files in a folder and below; a daemon may be removing some of them."""
+    found = 0
+    for inside, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                found += Path(inside, name).stat().st_size
+    return found
 
 
 def free_disk(folder: Path) -> int:
@@ -268,10 +279,11 @@ def free_memory() -> int:
 
 
 def held_memory(pid: int) -> int:
-    """Bytes of shared memory in a daemon: its vectors."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("RssShmem:"):
-            return int(line.split()[1]) * 1024
+    """Bytes of shared memory in a daemon: its vectors; 0: it has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssShmem:"):
+                return int(line.split()[1]) * 1024
     return 0
 
 
