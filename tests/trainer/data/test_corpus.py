@@ -397,6 +397,12 @@ def test_a_token_that_the_model_lacks_is_refused_where_it_occurs() -> None:
         windows.validation(1, 1)
 
 
+def test_a_token_below_zero_is_refused() -> None:
+    corpus = corpus_of(np.full(CONTEXT + 1, -100, np.int32), np.zeros(CONTEXT + 1, np.int32))
+    with pytest.raises(PierError, match=r"the data has token -100; model\.vocab_size = 300"):
+        Windows(corpus, CONTEXT, 1, "a", 300).batch(0, 1)
+
+
 def test_a_corpus_of_one_window_is_enough() -> None:
     corpus = corpus_of(np.arange(CONTEXT + 1), np.arange(CONTEXT + 1))
     inputs, targets = windows(corpus=corpus).batch(5, 2)

@@ -346,9 +346,10 @@ class Windows:
         for index, stream in enumerate(streams):
             mine = chosen == index
             windows[mine] = stream.windows(starts[mine], self._context + 1)
-        if self._vocab_size is not None and (largest := int(windows.max(initial=0))) >= self._vocab_size:
+        ends = int(windows.min(initial=0)), int(windows.max(initial=0))
+        if self._vocab_size is not None and not 0 <= ends[0] <= ends[1] < self._vocab_size:
             raise PierError(
-                f"the data has token {largest}; model.vocab_size = {self._vocab_size}",
+                f"the data has token {ends[0] or ends[1]}; model.vocab_size = {self._vocab_size}",
                 "Use a tokenizer or token files that were made for this model, or take that text out.",
             )
         return windows[:, :-1], windows[:, 1:]
