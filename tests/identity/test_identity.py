@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import stat
 from pathlib import Path
@@ -10,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pier_node.base import durable
 from pier_node.base.errors import PierError
 from pier_node.identity.node import Identity, Token, key_pem, node_id
 
@@ -72,6 +74,18 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
         Identity.load_or_create(tmp_path / "file")
     with pytest.raises(PierError, match="file"):
         TOKEN.save(tmp_path / "file")
+
+
+def test_a_full_disk_is_named_and_no_part_of_a_secret_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_written: Path, _path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(durable, "put", full)
+    for write in (Identity.load_or_create, TOKEN.save):
+        with pytest.raises(PierError, match="No space left on device") as error:
+            write(tmp_path)
+        assert "Free some space" in error.value.remedy
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_token_is_written_like_this() -> None:

@@ -95,10 +95,13 @@ class Identity:
         try:
             if path.exists():
                 return cls(_load_key(path))
-            key = ec.generate_private_key(ec.SECP256R1())
-            write_private(path, key_pem(key))
         except OSError as error:
             raise durable.forbidden(path, error) from error
+        key = ec.generate_private_key(ec.SECP256R1())
+        try:
+            write_private(path, key_pem(key))
+        except OSError as error:
+            raise durable.unwritable(f"cannot write {path}", error) from error
         return cls(key)
 
 
@@ -154,7 +157,7 @@ class Token:
         try:
             write_private(self.path(folder), f"{self}\n".encode())
         except OSError as error:
-            raise durable.forbidden(self.path(folder), error) from error
+            raise durable.unwritable(f"cannot write {self.path(folder)}", error) from error
 
     @staticmethod
     def path(folder: Path) -> Path:
@@ -208,9 +211,13 @@ def write_private(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
-    durable.put(temporary, path)
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+        durable.put(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 KNOWN = 1 << 14
