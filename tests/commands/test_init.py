@@ -41,6 +41,11 @@ def test_the_number_of_sites_need_not_be_edited(call: Call, tmp_path: Path) -> N
     assert f"\n  pier-node start --run {tmp_path / 'two.toml'}\n" in done.output
 
 
+def test_the_next_command_can_be_copied_whatever_the_file_is_called(call: Call, tmp_path: Path) -> None:
+    done = call("init", tmp_path / "my run.toml")
+    assert f"\n  pier-node start --run '{tmp_path / 'my run.toml'}'\n" in done.output
+
+
 @pytest.mark.parametrize(
     ("mbit", "chosen", "keys"),
     [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -89,9 +90,10 @@ AT_WORK = ("training", "exchanging", "waiting")
 def init(file: Path, preset: str, force: bool) -> str:
     """Write the file; return what to do next. Raises PierError: it exists (without `force`) or cannot be written."""
     write_new(file, experts_toml(preset), force)
+    plan = f"pier-coordinator experts plan {shlex.quote(str(file))}"
     return (
         f"Wrote {file}: the domains, the choices for their experts, and the budget, each explained.\n"
-        f"List the sites that train in it ([[sites]]), then run:\n\n  pier-coordinator experts plan {file}\n"
+        f"List the sites that train in it ([[sites]]), then run:\n\n  {plan}\n"
     )
 
 
@@ -246,7 +248,7 @@ def start(file: Path, folder: Path, as_json: bool, *, yes: bool, dry_run: bool) 
         click.confirm("Have the sites train these experts as soon as the run is finished?", abort=True)
     durable.replace(folder / PLAN_FILE, plan.model_dump_json(indent=1).encode())
     client.act("experts", plan=plan.id)
-    follow = f"pier-coordinator experts status --data {folder}"
+    follow = f"pier-coordinator experts status --data {shlex.quote(str(folder))}"
     print(json.dumps({"plan": plan.id}) if as_json else f"Accepted as {plan.id[:8]}. To follow it: {follow}")
 
 
@@ -270,7 +272,7 @@ def status(folder: Path, as_json: bool) -> bool:
 def serving(rows: Sequence[dict[str, Any]], folder: Path) -> str:
     """The shell command that collects an ensemble and serves it."""
     sites = " ".join(f"--from {site.upper()}_FOLDER" for site in sorted({row["site"] for row in rows}))
-    collected = f"pier-coordinator experts collect ensemble --data {folder} {sites}"
+    collected = f"pier-coordinator experts collect ensemble --data {shlex.quote(str(folder))} {sites}"
     return f"{collected} && pier-node serve --experts ensemble"
 
 
@@ -292,7 +294,8 @@ def collect(folder: Path, sites: Sequence[Path], out: Path) -> str:
         Ensemble(members=tuple(member for member, _ in members)).save(out)
     except OSError as error:
         raise PierError(f"{out}: {error}", "Choose a folder that has room and can be written.") from error
-    return f"Collected {len(members)} experts in {out}\nTo answer with them: pier-node serve --experts {out}"
+    answering = f"pier-node serve --experts {shlex.quote(str(out))}"
+    return f"Collected {len(members)} experts in {out}\nTo answer with them: {answering}"
 
 
 def experts_table(rows: Sequence[dict[str, Any]]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -151,7 +152,7 @@ def invite(folder: Path, as_json: bool, token_file: Path | None, **wanted: str |
         except OSError as error:
             remedy = f"Revoke invite {made['id']}, and name a file in a folder that you can write."
             raise PierError(f"{token_file}: {error.strerror}", remedy) from error
-        made = {**made, "token": "", "command": f"{made['command']} --token-file {token_file.name}"}
+        made = {**made, "token": "", "command": f"{made['command']} --token-file {shlex.quote(token_file.name)}"}
     if as_json:
         print(json.dumps(made))
         return
@@ -167,7 +168,11 @@ def invite(folder: Path, as_json: bool, token_file: Path | None, **wanted: str |
         console.print(f"It asks for this token:\n\n  {made['token']}\n", highlight=False, soft_wrap=True)
         where = f"Where nobody can answer, give it as {TOKEN_VARIABLE}, or in a file: --token-file FILE.\n"
         console.print(where, highlight=False, soft_wrap=True)
-    console.print(f"To take it back: pier-coordinator revoke --data {folder} {made['id']}", style="dim", soft_wrap=True)
+    console.print(
+        f"To take it back: pier-coordinator revoke --data {shlex.quote(str(folder))} {made['id']}",
+        style="dim",
+        soft_wrap=True,
+    )
 
 
 def order(folder: Path, action: str, sites: Sequence[str], as_json: bool) -> None:
@@ -184,19 +189,19 @@ def revoke(folder: Path, site: str, as_json: bool) -> None:
 
 
 def _revoked(folder: Path, answer: Answer) -> str:
-    said = []
+    said, data = [], f"--data {shlex.quote(str(folder))}"
     if "site" in answer:
         said += [f"{answer['site']} is revoked: within a few seconds no other site has anything to do with it."]
     if "site" in answer and answer["invite"]:
         said += [
             f"Its invite {answer['invite']} had uses left and is taken back with it, or it could come in again.",
-            f"For sites that are still to come, make another: pier-coordinator invite --data {folder}",
+            f"For sites that are still to come, make another: pier-coordinator invite {data}",
         ]
     elif answer["invite"]:
         said += [f"The invite {answer['invite']} is taken back: no site can come in with it any more."]
     if answer["sites"]:
         said += ["Other sites that came in with the same invite stay. To revoke them as well:", ""]
-        said += [f"  pier-coordinator revoke --data {folder} {name}" for name in answer["sites"]] + [""]
+        said += [f"  pier-coordinator revoke {data} {shlex.quote(name)}" for name in answer["sites"]] + [""]
     return "\n".join(said)
 
 

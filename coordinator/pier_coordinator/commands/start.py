@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -68,7 +69,7 @@ def init(folder: Path, preset: str) -> str:
     return (
         f"{path} says what the run trains: look through it, it cannot be changed later.\n"
         f"{missing_tokenizer(load(path), f'repeat this command after deleting {path}')}"
-        f"Then start the coordinator:\n\n  pier-coordinator start {folder}\n"
+        f"Then start the coordinator:\n\n  pier-coordinator start {shlex.quote(str(folder))}\n"
     )
 
 
@@ -148,7 +149,7 @@ async def _run(settings: Settings, say: Callable[[str], None]) -> None:
         if settings.public:
             app = make_public_app(board, _health(board), _hosts(settings.public, settings))
             say(f"The public page: {await _serve(stack, app, settings.public, '--public')}")
-        say(f"\nInvite a site:\n\n  pier-coordinator invite --data {home.folder} --name NAME\n")
+        say(f"\nInvite a site:\n\n  pier-coordinator invite --data {shlex.quote(str(home.folder))} --name NAME\n")
         await asyncio.gather(
             coordinator.watch_over(),
             compaction.keep_small(store),

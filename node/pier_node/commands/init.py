@@ -7,6 +7,7 @@ thousand rounds (arXiv 2511.17849), loses much more with a hundred, and gained n
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,7 +130,7 @@ def init(path: Path, wanted: Wanted, force: bool) -> str:
         for section, keys in _tables_of(wanted.weights).items():
             tables[section] = {**tables.get(section, {}), **keys}
         tables["run"]["pretrained"] = True
-        how += f" --from {wanted.weights}"
+        how += f" --from {shlex.quote(str(wanted.weights))}"
     _name_tokenizer(tables)
     tables["outer"], why, told = {**LEAST_LOSS}, WHY, ""
     if wanted.weights:
@@ -179,7 +180,7 @@ def _name_tokenizer(tables: dict[str, dict[str, Any]]) -> None:
 
 
 def _start(path: Path) -> str:
-    return "pier-node start" if path == RUN_TOML else f"pier-node start --run {path}"
+    return "pier-node start" if path == RUN_TOML else f"pier-node start --run {shlex.quote(str(path))}"
 
 
 def _how_many(sites: int) -> str:

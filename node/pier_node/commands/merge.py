@@ -6,6 +6,7 @@ says how well each expert alone, and the merged model, predict rows of each doma
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ def merge(options: MergeOptions) -> None:
     console.print(
         f"Wrote {len(model.names)} experts as one model, {model.active} of them active for a token: "
         f"{count(parameters)} parameters in fp32, {model.flops / 1e6:.3g} MFLOPs a token, to {options.out}\n\n"
-        f"  pier-node serve --model {options.out}\n"
+        f"  pier-node serve --model {shlex.quote(str(options.out))}\n"
         f"  transformers.AutoModelForCausalLM.from_pretrained({str(options.out)!r})",
         markup=False,
         highlight=False,

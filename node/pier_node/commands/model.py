@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,10 +52,10 @@ def export(data: Path, out: Path, force: bool = False, gguf: bool = False) -> st
             "Export without it, and have llama.cpp's convert_hf_to_gguf.py make a GGUF file of the folder.",
         )
     hub.export(weights.config, weights.flat, out, weights.tokenizer)
-    more = f"  llama-cli -m {write_gguf(out)} -p PROMPT\n" if gguf else ""
+    more = f"  llama-cli -m {shlex.quote(str(write_gguf(out)))} -p PROMPT\n" if gguf else ""
     return (
         f"Wrote {weights.origin}, {len(weights.flat):,} parameters in fp32, with its tokenizer, to {out}\n\n"
-        f"  pier-node generate --model {out} PROMPT\n"
+        f"  pier-node generate --model {shlex.quote(str(out))} PROMPT\n"
         f"  transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})\n{more}"
     )
 

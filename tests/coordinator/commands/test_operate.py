@@ -63,6 +63,14 @@ def test_with_a_site_the_invite_of_many_ends_and_it_is_said(
     assert "  pier-coordinator revoke --data my-run lab-c\n" in said
 
 
+def test_a_command_can_be_copied_whatever_names_have_spaces(
+    answers: dict[str, Answer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers["revoke"] = {"invite": "5d1f", "sites": ["lab c"]}
+    operate.revoke(Path("my run"), "5d1f", as_json=False)
+    assert "  pier-coordinator revoke --data 'my run' 'lab c'\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("sites", [[], ["lab-b", "lab-c"]])
 def test_who_came_with_a_revoked_invite_stays(
     answers: dict[str, Answer], capsys: pytest.CaptureFixture[str], sites: list[str]
