@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,6 +125,21 @@ def test_a_gradient_steps_nothing(replica: Replica, windows: Windows) -> None:
     assert torch.equal(_state(replica), before)
     assert gradient.norm() > 0.1
     assert replica.adam_step == 0
+
+
+def test_the_gradient_of_what_took_no_part_in_a_step_is_zero(
+    replica: Replica, windows: Windows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gradient, whole = torch.full((replica.layout.length,), torch.nan), Decoder.through
+
+    def without_first(self: Decoder, x: Tensor, **how: Any) -> Tensor:
+        return whole(self, x, **how | {"without": {0}})
+
+    monkeypatch.setattr(Decoder, "through", without_first)
+    replica.gradient(windows.batch(0, BATCH), BATCH)
+    replica.store_gradient(gradient)
+    assert gradient.isfinite().all()
+    assert not replica.layout.views(gradient)["blocks.0.mlp.down.weight"].any()
 
 
 def test_evaluation_is_of_the_given_weights_and_touches_no_moments(

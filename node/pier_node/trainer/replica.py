@@ -187,8 +187,11 @@ class Replica:
 
     def store_gradient(self, flat: Tensor) -> None:
         """Write this worker's part of the gradient of the last call of `gradient`, unless another writes the same."""
-        gradients = ((name, parameter.grad) for name, parameter in self._parameters.items())
-        self._vectors.put(flat.numpy(), {name: gradient for name, gradient in gradients if gradient is not None})
+        # An expert that no token went to has none, and the vector still has that of an earlier step.
+        gradients = {
+            name: torch.zeros_like(it) if it.grad is None else it.grad for name, it in self._parameters.items()
+        }
+        self._vectors.put(flat.numpy(), gradients)
 
     def gradient(self, rows: Rows | Batch, sequences: int) -> Tensor:
         """Compute the gradient of the mean loss over the site's `sequences`; return the loss, on the device.
