@@ -18,6 +18,7 @@ from pier_node.config.presets import PRESETS
 from pier_node.config.run import ModelSection
 from pier_node.experts.serving.models import OwnReader, Reader
 from pier_node.outer.layout import Layout
+from pier_node.trainer.model import export as module
 from pier_node.trainer.model.decoder import Decoder, stream
 from pier_node.trainer.model.export import (
     INDEX,
@@ -140,6 +141,38 @@ def test_a_missing_tokenizer_leaves_the_earlier_export_whole(
     export(config, weights, tmp_path)
     with pytest.raises(PierError, match="no such tokenizer"):
         export(config, weights, tmp_path, tokenizer=str(tmp_path / "gone.json"))
+    assert torch.equal(import_weights(tmp_path)[1], weights)
+
+
+def test_a_damaged_tokenizer_leaves_the_earlier_export_whole(
+    config: ModelSection, weights: Tensor, tmp_path: Path
+) -> None:
+    export(config, weights, tmp_path)
+    (tmp_path / "broken.json").write_text("{}")
+    with pytest.raises(PierError, match=r"broken\.json: not a tokenizer"):
+        export(config, weights, tmp_path, tokenizer=str(tmp_path / "broken.json"))
+    assert torch.equal(import_weights(tmp_path)[1], weights)
+
+
+def test_no_config_is_left_beside_the_tokenizer_of_another_export(
+    config: ModelSection, weights: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(config, weights, tmp_path)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "write_tokenizer", killed)
+    with pytest.raises(KeyboardInterrupt):
+        export(config, weights, tmp_path)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_a_model_is_replaced_by_one_with_the_tokenizer_that_is_there(
+    config: ModelSection, weights: Tensor, tmp_path: Path
+) -> None:
+    export(config, torch.zeros_like(weights), tmp_path)
+    export(config, weights, tmp_path, tokenizer=str(tmp_path / "tokenizer.json"))
     assert torch.equal(import_weights(tmp_path)[1], weights)
 
 

@@ -280,9 +280,19 @@ def _byte_characters() -> list[str]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    if not source.is_file():
-        raise PierError(f"{source}: no such tokenizer", "Name the tokenizer.json that the run was trained with.")
-    shutil.copyfile(source, target)
+    _require_tokenizer(source)
+    if not (target.exists() and source.samefile(target)):
+        shutil.copyfile(source, target)
+
+
+def _require_tokenizer(file: Path) -> None:
+    remedy = "Name the tokenizer.json that the run was trained with."
+    if not file.is_file():
+        raise PierError(f"{file}: no such tokenizer", remedy)
+    try:
+        Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise PierError(f"{file}: not a tokenizer.json: {error}", remedy) from error
 
 
 SHARD_BYTES = 5_000_000_000
@@ -345,13 +355,15 @@ def exporting(folder: Path, about: Mapping[str, Any], tokenizer: str, context: i
         context: most tokens that the model reads.
 
     Raises:
-        PierError: the folder cannot be written, or the tokenizer.json does not exist.
+        PierError: the folder cannot be written, or there is no such tokenizer.json. Then an earlier export stays whole.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MARK).write_text(_MARK_TEXT)
-        ends = write_tokenizer(tokenizer, folder, context)
+        if tokenizer != "bytes":
+            _require_tokenizer(Path(tokenizer))
         yield
+        ends = write_tokenizer(tokenizer, folder, context)
         unknown = {key: id for key, id in ends.items() if key in about and about[key] is None}
         (folder / "config.json").write_text(json.dumps({**about, **unknown}, indent=2) + "\n")
     except (OSError, SafetensorError) as error:
