@@ -214,6 +214,13 @@ def test_it_agrees_with_what_a_site_measures_itself(call: Call, run: Run) -> Non
     assert score["loss"] == pytest.approx(measured[score["round"]], abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["omission.what", "gone/omission.png"])
+def test_a_picture_that_cannot_be_drawn_is_said(call: Call, site: Path, tmp_path: Path, name: str) -> None:
+    failed = call("evaluate", "--data", site, "--skip", "0.5", "--batches", "1", "--plot", tmp_path / name)
+    assert failed.exit_code == 1
+    assert f"{name}: cannot draw" in failed.output
+
+
 def test_what_each_stage_is_worth(call: Call, site: Path, tmp_path: Path) -> None:
     whole = json.loads(call("evaluate", "--data", site, "--json").output)["loss"]
     done = call("evaluate", "--data", site, "--skip", "0.5", "--json", "--plot", tmp_path / "omission.png")

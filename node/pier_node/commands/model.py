@@ -244,5 +244,9 @@ def _draw(rows: Rows, file: Path) -> None:
     axes.set_xlabel("stages left out")
     axes.set_ylabel("perplexity")
     axes.legend(frameon=False)
-    figure.savefig(file, dpi=150, bbox_inches="tight")
-    pyplot.close(figure)
+    try:
+        figure.savefig(file, dpi=150, bbox_inches="tight")
+    except (OSError, ValueError) as error:
+        raise PierError(f"{file}: cannot draw: {error}", "Name a file that ends in .svg, .png or .pdf.") from error
+    finally:
+        pyplot.close(figure)
