@@ -5,11 +5,13 @@ A token bucket for each caller and method limits the rate of calls, so that no s
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -19,6 +21,7 @@ from google.protobuf.message import Message
 
 from pier_coordinator.identity.home import Authority
 from pier_coordinator.runs.coordinator import Coordinator
+from pier_coordinator.runs.sites import LEASE_SECONDS
 from pier_coordinator.service.bounds import MESSAGE_BYTES, parse
 from pier_coordinator.service.reception import Reception
 from pier_coordinator.store.sites import Refused, Stranger, Superseded, TooFast, Unregistered
@@ -186,9 +189,13 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         return grpc.unary_unary_rpc_method_handler(_answering(reply))
 
     async def _heartbeats(self, _requests: AsyncIterator[bytes], context: Context) -> None:
-        """Answer heartbeats until the site ends the stream or is refused."""
+        """Answer heartbeats until the site ends the stream, is silent or is refused.
+
+        A stream counts as a call, too: otherwise a site's silent streams could use up all calls.
+        """
         try:
-            while isinstance(raw := await context.read(), bytes):
+            self._member(context, "Heartbeat")
+            while isinstance(raw := await _within(LEASE_SECONDS, context), bytes):
                 node = self._member(context, "Heartbeat")
                 reply = await self._reception.heartbeat(node, parse(pb.HeartbeatRequest, raw))
                 await context.write(reply.SerializeToString())
@@ -243,6 +250,14 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._coordinator.member(node)
         self._limits.count(node, method)
         return node
+
+
+async def _within(seconds: float, context: Context) -> object:
+    """The next message of a stream; None: it does not come in time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            return await context.read()
+    return None
 
 
 async def _received(kind: type[Q], context: Context) -> AsyncIterator[Q]:

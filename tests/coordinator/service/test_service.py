@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 from dataclasses import replace
 from pathlib import Path
@@ -320,7 +321,7 @@ async def test_what_is_too_large_or_no_message_is_refused(run: Running) -> None:
 
 
 async def test_who_asks_too_often_is_told_when_to_ask_again(tmp_path: Path) -> None:
-    limits = Limits({"Heartbeat": Rate(0.5, 1)}, clock=lambda: 0.0)
+    limits = Limits({"Heartbeat": Rate(0.5, 2)}, clock=lambda: 0.0)  # a stream, and one heartbeat
     async with running(tmp_path, limits) as run:
         await run.let_in(ALICE, BOB)
         async with run.site(ALICE) as alice, run.site(BOB) as bob:
@@ -331,6 +332,24 @@ async def test_who_asks_too_often_is_told_when_to_ask_again(tmp_path: Path) -> N
             assert f"('{PUSHBACK}', '2000')" in str(caught.value.trailing_metadata())
             code, _ = await refused(bob.beat(BOB, b"lease"))
             assert code is Code.NOT_FOUND
+
+
+async def test_silent_streams_of_a_site_leave_room_for_the_others_and_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CALLS", 2 * RATES["Heartbeat"].burst)
+    monkeypatch.setattr(limits, "LEASE_SECONDS", 2.0)
+    async with running(tmp_path) as run:
+        await run.let_in(ALICE, BOB)
+        async with run.site(ALICE) as alice, run.site(BOB) as bob:
+            stream = alice.channel.stream_stream(f"/{limits.SERVICE}/Heartbeat", None, None)
+            silent = [stream(None, timeout=30) for _ in range(limits.CALLS)]
+            await asyncio.sleep(0.5)
+            await bob.register(BOB)
+            codes = [await call.code() for call in silent]
+    assert Code.OK in codes
+    assert Code.RESOURCE_EXHAUSTED in codes
+    assert Code.DEADLINE_EXCEEDED not in codes, "a silent stream ends"
 
 
 async def test_a_port_that_is_taken_is_an_error_that_says_so(run: Running) -> None:
