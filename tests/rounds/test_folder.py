@@ -53,6 +53,13 @@ def test_the_run_of_a_folder_comes_back_with_the_same_hash(tmp_path: Path) -> No
     assert loaded.hash() == config.hash()
 
 
+@pytest.mark.parametrize("content", [b"", b"{}x", b"\xff\xfe", b'{"run": 3}'])
+def test_a_damaged_run_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(PierError, match=r"/run\.json"):
+        load_run(tmp_path)
+
+
 def test_a_folder_has_one_daemon(tmp_path: Path) -> None:
     with claim(tmp_path), pytest.raises(PierError, match="another pier-node runs in"):
         claim(tmp_path)

@@ -586,16 +586,16 @@ def _unused(outer: OuterSection) -> set[str]:
     return {"lr"} if outer.momentum_warmup else {"lr", "momentum"}
 
 
-def from_canonical(text: str) -> RunConfig:
-    """The configuration that a peer sent. Raises PierError if this version of Pier does not understand it.
+def from_canonical(text: str, where: str = "the peer's run configuration") -> RunConfig:
+    """The configuration that a peer sent. Raises PierError, which names `where`: this version does not understand it.
 
     The path of a tokenizer that has a hash is not taken over: it is not covered by the run's hash.
     """
     try:
         tables = json.loads(text)
     except ValueError as error:
-        raise PierError(f"the peer's run configuration is not JSON: {error}") from error
-    config = _checked(tables, "the peer's run configuration")
+        raise PierError(f"{where} is not JSON: {error}") from error
+    config = _checked(tables, where)
     return config.with_tokenizer(TOKENIZER) if config.data.tokenizer_hash else config
 
 

@@ -140,7 +140,9 @@ def require_folder(folder: Path) -> None:
 def load_run(folder: Path) -> RunConfig | None:
     """Configuration of the run that this folder belongs to; None if it belongs to no run yet. Raises PierError."""
     path = folder / RUN_FILE
-    return with_copy(from_canonical(path.read_text()), folder) if path.exists() else None
+    if not path.exists():
+        return None
+    return with_copy(from_canonical(path.read_text(encoding="utf-8", errors="replace"), str(path)), folder)
 
 
 def save_run(folder: Path, config: RunConfig) -> None:
