@@ -61,7 +61,10 @@ def init(folder: Path, preset: str) -> str:
             f"{folder} has a run already: {folder / RUN_FILE} exists",
             f"Start it with `pier-coordinator start {folder}`, or give another folder.",
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PierError(f"{folder}: {error.strerror}", "Give a folder that can be written.") from error
     name, path = run_name(folder), folder / RUN_FILE
     write_run(path, Wanted(preset, run={"witness": True, **({"name": name} if name else {})}), force=False)
     home = Home(folder)

@@ -47,6 +47,13 @@ def test_a_coordinator_that_does_not_run_is_named(tmp_path: Path) -> None:
     assert (done.exit_code, "no coordinator runs" in done.output) == (1, True)
 
 
+def test_a_run_cannot_be_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = CliRunner().invoke(main, ["init", str(tmp_path / "file" / "run")])
+    assert done.exit_code == 1
+    assert "file/run: Not a directory" in done.output
+
+
 def test_a_preset_says_which_tokenizer_it_needs(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["init", str(tmp_path / "run"), "--preset", "llama-1b"])
     assert done.exit_code == 0
