@@ -196,7 +196,7 @@ def test_the_canonical_form_comes_back_the_same(seed: int, sites: int, steps: in
     assert from_canonical(config.canonical()).hash() == config.hash()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"run": 3}', '{"future": {}}'])
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"run": 3}', '{"future": {}}', '{"model": {"preset": []}}'])
 def test_what_a_peer_sent_is_checked(text: str) -> None:
     with pytest.raises(PierError, match="peer's run configuration"):
         from_canonical(text)

@@ -160,7 +160,7 @@ class ModelSection(Section):
         if not isinstance(keys, dict):
             return keys
         preset = keys.get("preset", "llama-1m")
-        if preset not in PRESETS:
+        if not isinstance(preset, str) or preset not in PRESETS:
             raise ValueError(f"preset {preset!r} is unknown; allowed: {', '.join(PRESETS)}")
         merged: dict[str, Any] = {**PRESETS[preset], **keys}
         if "heads" in keys and "kv_heads" not in keys:
