@@ -44,7 +44,7 @@ REPLICAS: dict[str, Arm] = {
     TOGETHER: TWICE,
     **{
         f"two replicas, H 10, {name}": {**TWICE, "outer": {**APART, "codec": codec}}
-        for name, codec in (("fp32", "none"), ("int8", "int8"), ("int4", "int4"))
+        for name, codec in (("fp32", "none"), ("int4", "int4"))
     },
 }
 """Two stages with two sites each, whose paths are drawn at random."""
