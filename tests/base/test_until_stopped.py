@@ -67,6 +67,7 @@ def test_a_terminal_that_closes_ends_the_work_and_lets_it_clean_up(tmp_path: Pat
     """The shell sends SIGHUP as the kernel does, and nothing can be printed any more."""
     child, terminal = pty.fork()
     if child == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
         os.execv(sys.executable, [sys.executable, "-c", LINGERING, str(tmp_path / "said")])
     with os.fdopen(terminal, "rb", buffering=0) as shown:
         assert shown.readline() == b"ready\r\n"

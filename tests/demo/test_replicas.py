@@ -187,7 +187,16 @@ def test_sites_that_die_end_the_demo_with_their_logs(tmp_path: Path) -> None:
     assert not any(site.running for site in made.sites.all)
 
 
+@pytest.fixture
+def heeds_hangups() -> Iterator[None]:
+    """Also if these tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.sample(1)
+@pytest.mark.usefixtures("heeds_hangups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_end_it(tmp_path: Path, number: int) -> None:
     (tmp_path / RUN_FILE).write_text("")
