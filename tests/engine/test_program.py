@@ -271,6 +271,14 @@ def test_no_time_counts_while_the_daemon_has_the_turn(monkeypatch: pytest.Monkey
     assert patience.seconds() == module.FIRST_SECONDS
 
 
+async def done_by(program: Program, folder: Path) -> Done:
+    """What a program says of its first inner steps, however often it has to be started for them."""
+    await program.attached()
+    program.place(CONFIG, 0, 1, folder)
+    await program.start()
+    return await asyncio.wait_for(program.run(0, 12, 1, "weights", SharedVector(6)), 60)
+
+
 async def test_a_hung_command_is_ended_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOOK_SECONDS", "DUMP_SECONDS", "LEAVE_SECONDS"):
         monkeypatch.setattr(module, name, 0.02)
@@ -278,10 +286,7 @@ async def test_a_hung_command_is_ended_and_started_again(tmp_path: Path, monkeyp
     program = Program(None, Command((sys.executable, str(Path(__file__).with_name("hanging_program.py")))))
     monkeypatch.setenv("HANG_ONCE", str(tmp_path / "hung"))
     try:
-        await program.attached()
-        program.place(CONFIG, 0, 1, tmp_path)
-        await program.start()
-        done = await asyncio.wait_for(program.run(0, 12, 1, "weights", SharedVector(6)), 60)
+        done = await done_by(program, tmp_path)
     finally:
         await program.stop()
     assert done.tokens == 8
@@ -298,10 +303,7 @@ async def test_a_child_of_a_killed_program_does_not_keep_its_place(
     monkeypatch.setenv("HANG_ONCE", str(tmp_path / "hung"))
     monkeypatch.setenv("LEAVE_CHILD", str(tmp_path / "child"))
     try:
-        await program.attached()
-        program.place(CONFIG, 0, 1, tmp_path)
-        await program.start()
-        done = await asyncio.wait_for(program.run(0, 12, 1, "weights", SharedVector(6)), 60)
+        done = await done_by(program, tmp_path)
     finally:
         os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
         await program.stop()

@@ -59,7 +59,7 @@ def init(folder: Path, preset: str) -> str:
     if (folder / RUN_FILE).exists():
         raise PierError(
             f"{folder} has a run already: {folder / RUN_FILE} exists",
-            f"Start it with `pier-coordinator start {folder}`, or give another folder.",
+            f"Start it with `pier-coordinator start {shlex.quote(str(folder))}`, or give another folder.",
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)

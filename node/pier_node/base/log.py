@@ -57,6 +57,11 @@ def log_to(console: Console, quiet: bool, as_json: bool = False) -> Callable[[st
         if as_json:
             log.info("%s", text)
         elif not quiet:
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            print_as_is(console, text)
 
     return say
+
+
+def print_as_is(console: Console, text: str) -> None:
+    """Print text to be copied, or that others made: brackets are no markup, nothing is coloured, lines are not cut."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

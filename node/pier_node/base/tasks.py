@@ -5,9 +5,9 @@ happens, and `cancel_and_wait` ends tasks. None of them leaves a task behind, lo
 cancellation from outside.
 
 A Signal wakes the tasks that wait now, and remembers nothing. A Hearing adds errors and patience. Background
-runs tasks beside a site's main work and makes sure that no error in them is lost. `when_stopped`
-says what Ctrl+C, SIGTERM and a closed terminal do. `until_stopped` serves until one of them ends the work; another ends
-the process at once.
+runs tasks beside a site's main work and makes sure that no error in them is lost. `when_stopped` says what Ctrl+C,
+SIGTERM and a closed terminal do. `until_stopped` serves until one of them ends the work; another ends the process at
+once.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from pier_node.base.errors import PierError
+from pier_node.base.log import print_as_is
 from pier_node.base.units import count
 from pier_node.experts.card import ENSEMBLE_FILE, load_ensemble
 from pier_node.experts.comparison import UNRANKED, Report, Standing, evaluated
@@ -164,8 +165,7 @@ def score(options: ScoreOptions, as_json: bool) -> None:
     sheets = list(_sheets(options, experts, Console(stderr=True)))
     if options.save is not None:
         _save(sheets, options.save)
-        said = f"{len(sheets)} score sheets are in {options.save}"
-        console.print(said, markup=False, highlight=False, soft_wrap=True)
+        print_as_is(console, f"{len(sheets)} score sheets are in {options.save}")
     if (options.folder / ENSEMBLE_FILE).exists():
         show(console, evaluated(sheets, options.top_k), options.plot, as_json)
 

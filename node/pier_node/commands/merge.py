@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from pier_node.base.errors import PierError
+from pier_node.base.log import print_as_is
 from pier_node.base.units import count
 from pier_node.commands.ensemble import sections_of
 from pier_node.experts import merging
@@ -73,14 +74,12 @@ def merge(options: MergeOptions) -> None:
     console = Console()
     model = _reduced(options) if merging.is_merged(options.folder) else _merged(options, console)
     parameters = sum(each.numel() for each in model.parameters())
-    console.print(
+    print_as_is(
+        console,
         f"Wrote {len(model.names)} experts as one model, {model.active} of them active for a token: "
         f"{count(parameters)} parameters in fp32, {model.flops / 1e6:.3g} MFLOPs a token, to {options.out}\n\n"
         f"  pier-node serve --model {shlex.quote(str(options.out))}\n"
         f"  transformers.AutoModelForCausalLM.from_pretrained({str(options.out)!r})",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
     )
 
 

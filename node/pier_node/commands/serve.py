@@ -16,7 +16,7 @@ from rich.console import Console
 from pier_node.base.address import format_address, local_url, parse_address
 from pier_node.base.errors import PierError
 from pier_node.base.http import GOODBYE
-from pier_node.base.log import log_to
+from pier_node.base.log import log_to, print_as_is
 from pier_node.base.tasks import until_stopped
 from pier_node.base.units import amount
 from pier_node.experts.mixture import Kind, rule
@@ -129,6 +129,4 @@ def _tell(asking: Asking, host: str, port: int, console: Console) -> None:
         log.info("%s: %s, %.3g GFLOPs a token", expert.name, amount(expert.size), expert.flops / 1e9)
     if host not in ("127.0.0.1", "::1", "localhost"):
         log.warning("whoever reaches %s can ask: there is no password", format_address(host, port))
-    console.print(f"The page:  {here}/", markup=False, highlight=False, soft_wrap=True)
-    clients = f"Clients:   base_url = {here}/v1, model = {asking.name}"
-    console.print(clients, markup=False, highlight=False, soft_wrap=True)
+    print_as_is(console, f"The page:  {here}/\nClients:   base_url = {here}/v1, model = {asking.name}")

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pier_node.base.errors import PierError
+from pier_node.base.log import print_as_is
 from pier_node.base.units import UNKNOWN
 from pier_node.demo.replicas import PRESET
 from pier_node.demo.sites import RUN_FILE, Demo, claimed, output, started, throttle
@@ -90,7 +91,7 @@ async def _ensemble(demo: Demo) -> dict[str, Any]:
     began, sites, ensemble = clock(), demo.sites.all, demo.work / ENSEMBLE_FOLDER
 
     def say(text: str) -> None:
-        demo.console.print(f"{clock() - began:4.0f} s  {text.rstrip()}", highlight=False, soft_wrap=True)
+        print_as_is(demo.console, f"{clock() - began:4.0f} s  {text.rstrip()}")
 
     async with AsyncExitStack() as stack:
         page = await demo.start()
@@ -107,8 +108,7 @@ async def _ensemble(demo: Demo) -> dict[str, Any]:
         told = await _trained(demo, page, session, say)
         folders = [word for site in sites for word in ("--from", str(site.folder))]
         say(await output("pier-coordinator", "experts", "collect", str(ensemble), *data, *folders))
-        status = await output("pier-coordinator", "experts", "status", *data)
-        demo.console.print(status, highlight=False, soft_wrap=True)
+        print_as_is(demo.console, await output("pier-coordinator", "experts", "status", *data))
     scores = await show_ensemble(ensemble, demo.console)
     return {**told, "scores": scores, "ensemble": str(ensemble), "measured_seconds": clock() - began}
 
@@ -168,7 +168,7 @@ async def show_ensemble(folder: Path, console: Console) -> dict[str, Any]:
             async with session.post(f"{address}/completions", json=body) as answer:
                 told = await answer.json()
     console.print(_coloured(told["choices"][0]["logprobs"]), highlight=False)
-    console.print(f"Type into it yourself: pier-node serve --experts {folder}", highlight=False, soft_wrap=True)
+    print_as_is(console, f"Type into it yourself: pier-node serve --experts {folder}")
     return dict(report)
 
 

@@ -38,6 +38,14 @@ async def two_sites(folder: Path) -> AsyncIterator[Running]:
         yield run
 
 
+async def silence_all_but_bob(run: Running) -> None:
+    async with run.site(BOB) as bob:
+        lease = (await bob.register(BOB)).lease
+        run.clock.now += LEASE_SECONDS + 1
+        await bob.beat(BOB, lease)
+    await run.coordinator.expire()
+
+
 def ordered(run: Running, node: str) -> Experts:
     """What a site makes of its order; it is within the bounds of the wire."""
     assignment = ParseDict(run.coordinator.orders[node].assignment, Assignment())
@@ -151,11 +159,7 @@ async def test_jobs_of_a_lost_site_go_to_another_and_begin_again(tmp_path: Path)
         expert_run = run.coordinator.experts
         await expert_run.accept(PLAN)
         await expert_run.take(ALICE.node, [said(PLAN, ALICE.node, 0, **DONE), said(PLAN, ALICE.node, 2, step=50)])
-        async with run.site(BOB) as bob:
-            lease = (await bob.register(BOB)).lease
-            run.clock.now += LEASE_SECONDS + 1
-            await bob.beat(BOB, lease)
-        await run.coordinator.expire()
+        await silence_all_but_bob(run)
         await expert_run.look(1000.0)
         await expert_run.look(1059.0)
         assert numbers(run, BOB.node) == [1]
@@ -235,11 +239,7 @@ async def test_what_a_silent_site_has_is_not_taken_before_it_is_lost(tmp_path: P
     async with two_sites(tmp_path) as run:
         expert_run = run.coordinator.experts
         await expert_run.accept(PLAN)
-        async with run.site(BOB) as bob:
-            lease = (await bob.register(BOB)).lease
-            run.clock.now += LEASE_SECONDS + 1
-            await bob.beat(BOB, lease)
-        await run.coordinator.expire()
+        await silence_all_but_bob(run)
         await expert_run.take(BOB.node, [said(PLAN, BOB.node, 1, **DONE)])
         await expert_run.look(1000.0)
         assert numbers(run, ALICE.node) == [0, 2]
@@ -422,11 +422,7 @@ async def test_an_expert_that_is_done_while_its_move_is_stored_stays_done(tmp_pa
     async with two_sites(tmp_path) as run:
         expert_run = run.coordinator.experts
         await expert_run.accept(plan)
-        async with run.site(BOB) as bob:
-            lease = (await bob.register(BOB)).lease
-            run.clock.now += LEASE_SECONDS + 1
-            await bob.beat(BOB, lease)
-        await run.coordinator.expire()
+        await silence_all_but_bob(run)
         await expert_run.look(1000.0)
         reports: list[asyncio.Task[None]] = []
         store = run.coordinator.store.do
