@@ -45,6 +45,12 @@ def test_every_wrong_key_is_named_with_its_place_in_a_list(tables: dict[str, obj
     assert said in caught.value.problem
 
 
+def test_a_file_may_begin_with_a_byte_order_mark_and_is_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_bytes(b'\xef\xbb\xbfname = "caf\xc3\xa9"\n')
+    assert read_toml(path, "make") == {"name": "café"}
+
+
 def test_who_makes_such_a_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(PierError, match="Write one with: make it"):
         read_toml(tmp_path / "none.toml", "make it")

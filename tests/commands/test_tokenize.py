@@ -70,6 +70,13 @@ def test_a_broken_line_is_named_and_what_is_there_belongs_to_one_text(tmp_path: 
     assert "manifest.json is not JSON" in call(run, tmp_path / "out").output
 
 
+def test_what_a_full_disk_left_of_a_manifest_is_no_reason_to_refuse(tmp_path: Path, texts: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "manifest.json.tmp").write_text("{")
+    run = write_run(tmp_path, f'[data]\nsource = "text"\npath = "{texts}"\n')
+    assert call(run, tmp_path / "out").exit_code == 0
+
+
 def test_a_folder_with_something_else_is_refused(tmp_path: Path, texts: Path) -> None:
     (tmp_path / "out").mkdir()
     np.save(tmp_path / "out" / "precious.npy", np.arange(3))

@@ -31,7 +31,7 @@ Long = Annotated[float, Field(gt=0)]
 class Kept(Section):
     """A section that survives a round trip through JSON, including inf."""
 
-    model_config = ConfigDict(ser_json_inf_nan="constants")
+    model_config = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="constants")
 
 
 class Expert(Kept):

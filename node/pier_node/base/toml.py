@@ -21,9 +21,9 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Section(BaseModel):
-    """A table: unknown keys are errors, and values never change after loading."""
+    """A table: unknown keys and numbers that are not finite are errors, and values never change after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def explain(problem: Any, model: type[BaseModel]) -> str:
@@ -61,7 +61,7 @@ M = TypeVar("M", bound=BaseModel)
 def read_toml(path: Path, made_by: str) -> dict[str, Any]:
     """The tables of a file; `made_by` is the command that writes one. Raises PierError if it is missing or not TOML."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark
     except OSError as error:
         raise PierError(f"{path}: {error.strerror}", f"Write one with: {made_by}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

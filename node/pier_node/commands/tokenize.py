@@ -61,7 +61,7 @@ def _one(text: Text, folder: Path, processes: int) -> str:
 
 def _unfinished(folder: Path, key: str) -> int:
     """Bytes of text that an earlier run has read. Raises PierError: the folder has something else."""
-    found = [path for path in folder.iterdir() if path.name != ".lock"]
+    found = [path for path in folder.iterdir() if path.name not in (".lock", f"{MANIFEST}.tmp")]
     try:
         manifest = TokenManifest.load(folder) if folder / MANIFEST in found else None
     except Torn as error:

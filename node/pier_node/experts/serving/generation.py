@@ -115,17 +115,16 @@ class Asking:
     async def begin(self, request: Request) -> AsyncIterator[AsyncIterator[Answer]]:
         """The answers to a request, each once its prompt is read. Finish each before the next. Raises Refusal."""
         candidates = self._candidates(request.model)
-        prompts = request.prompts(self._tokenizer)
-        self._check(request, prompts)
         if self._in_work >= self.limits.at_once:
             raise Refusal(429, f"{self._in_work} requests are in work; try again", "rate_limit_exceeded", None, 1)
         self._in_work += 1
         try:
-            async with (
-                asyncio.timeout(self.limits.seconds),
-                aclosing(self._answers(request, candidates, prompts)) as all,
-            ):
-                yield all
+            async with asyncio.timeout(self.limits.seconds):
+                # A long text takes a while, and a chat template is a program of whoever made the model.
+                prompts = await asyncio.to_thread(request.prompts, self._tokenizer)
+                self._check(request, prompts)
+                async with aclosing(self._answers(request, candidates, prompts)) as all:
+                    yield all
         except TimeoutError:
             raise Refusal(504, f"not done within {self.limits.seconds:g} s; ask for less", "timeout") from None
         except NoExperts:

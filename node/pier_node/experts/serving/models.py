@@ -297,7 +297,7 @@ class Pool:
             except Exception as error:  # whatever is wrong with one expert, the others continue
                 self.lose(index, error)
                 raise Lost(expert.name) from error
-            log.info("the expert of %s was read: %s", expert.name, amount(expert.size))
+            log.info("%s was read: %s", expert.name, amount(expert.size))
         self._models.move_to_end(index)
         return self._models[index]
 
