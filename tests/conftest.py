@@ -11,11 +11,12 @@ import signal
 import tempfile
 from collections import defaultdict
 from collections.abc import Generator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from rotation import Part, in_part
+from rotation import Part, in_part, known_seconds, spread
 
 SLOW = ("processes", "netns", "browser", "multisite", "thorough")
 """Tests with one of these marks are marked `slow` too."""
@@ -44,20 +45,37 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest's own, which looks at marks
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest's own, which looks at marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
     mark_all_but_samples(items)
     for item in items:
         if any(item.get_closest_marker(name) for name in SLOW):
             item.add_marker(pytest.mark.slow)
             if not item.get_closest_marker("timeout"):
                 item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT))
-    items.sort(key=lambda item: [item.get_closest_marker(name) is not None for name in ("slow", "alone")])
     if part := config.getoption("--part"):
         kept = in_part(items, part)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
+    yield
+    items[:] = in_order(items, getattr(config, "workerinput", {"workercount": 1})["workercount"])
     skip_without_cuda([item for item in items if item.get_closest_marker("gpu")])
+
+
+def in_order(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
+    """With `-n`, each process gets an equal part of the list: so SLOW_AT_ONCE of them begin with the slow tests.
+
+    These mostly wait, and meanwhile the others have the cores. What runs alone comes last.
+    """
+    kinds: dict[str, list[pytest.Item]] = {"quick": [], "slow": [], "alone": []}
+    for item in items:
+        kinds[next((kind for kind in ("alone", "slow") if item.get_closest_marker(kind)), "quick")].append(item)
+    found: list[pytest.Item] = []
+    quick, part = iter(kinds["quick"]), len(items) // processes
+    for files in spread({item.location[0] for item in kinds["slow"]}, known_seconds(), min(processes, SLOW_AT_ONCE)):
+        slow = [item for item in kinds["slow"] if item.location[0] in files]
+        found += [*slow, *islice(quick, max(0, part - len(slow)))]
+    return [*found, *quick, *kinds["alone"]]
 
 
 def mark_all_but_samples(items: list[pytest.Item]) -> None:

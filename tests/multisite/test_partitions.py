@@ -13,22 +13,23 @@ FIVE = dict.fromkeys("abcde", 100.0)
 FEW, MOST = "ab", "cde"
 
 
-@pytest.mark.smoke
-def test_only_a_majority_goes_on_and_the_others_catch_up(world: MakeWorld) -> None:
-    run = world(FIVE, inner=ENDLESS)
+@pytest.mark.parametrize(("sites", "few"), [pytest.param("abc", "a", marks=pytest.mark.smoke), ("abcde", "ab")])
+def test_only_a_majority_goes_on_and_the_others_catch_up(world: MakeWorld, sites: str, few: str) -> None:
+    run = world(dict.fromkeys(sites, 100.0), inner=ENDLESS)
+    most = [name for name in sites if name not in few]
     run.start()
     run.reach(3)
-    run.cut(*FEW)
-    run.reach(max(site.round for site in run.sites.values()) + 3, *MOST)
-    behind = {name: run[name].round for name in FEW}
-    run.reach(run["c"].round + 2, *MOST)
-    assert {name: run[name].round for name in FEW} == behind
+    run.cut(*few)
+    run.reach(max(site.round for site in run.sites.values()) + 3, *most)
+    behind = {name: run[name].round for name in few}
+    run.reach(run["c"].round + 2, *most)
+    assert {name: run[name].round for name in few} == behind
     wait_until(
         "they say what they lack",
-        lambda: all("no majority of the last round's members is here" in run[name].output for name in FEW),
+        lambda: all("no majority of the last round's members is here" in run[name].output for name in few),
     )
     run.heal()
-    for name in FEW:
+    for name in few:
         run[name].rejoin()
 
 

@@ -229,7 +229,7 @@ def test_another_site_plans_if_the_planner_does_not(tmp_path: Path, caplog: pyte
     assert all(len(found) == 1 for found in cluster.digests.values())
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("times", [HOPELESS - 1, 100])
 def test_training_has_diverged_if_results_are_too_large_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
@@ -259,7 +259,7 @@ def test_training_has_diverged_if_results_are_too_large_again_and_again(
 PHASES = ("routed", "forward", "backward", "summed", "prepared", "exchanging", "staged", "voting")
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("victim", ["a", "f"])
 def test_a_site_that_dies_costs_one_attempt_at_most(tmp_path: Path, victim: str, phase: str) -> None:
@@ -345,6 +345,7 @@ def test_a_founder_without_a_stage_gives_stages_to_the_others(tmp_path: Path, mi
     assert one.voted().steps == 6
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("phase", ["routed", "forward", "prepared"])
 def test_a_founder_that_dies_and_comes_back_gives_what_it_gave_before(tmp_path: Path, phase: str) -> None:
     cluster, _ = begun_from_a_model(tmp_path, paths="full", microbatches=2)

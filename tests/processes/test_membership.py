@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from signal import SIGTERM
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from processes.run import ENDLESS, Found, Run, held
@@ -55,8 +55,7 @@ def nothing_was_lost(run: Run) -> None:
         assert checkpoint["tokens"] - ledger[node] in (0, *checkpoint["pending_tokens"])
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("transport", get_args(Transport))
+@pytest.mark.parametrize("transport", [pytest.param("grpc", marks=pytest.mark.smoke), "hivemind"])
 def test_a_third_site_joins_a_run_in_progress(found: Found, transport: Transport) -> None:
     run = found(2, transport=transport, **TABLES)
     run.start()

@@ -36,7 +36,6 @@ def assert_equal_to_the_bit(run: Run, other: Run) -> None:
         assert mine == theirs
 
 
-@pytest.mark.smoke
 def test_all_sites_killed_at_once_go_on(found: Found) -> None:
     run = found(3, inner={"total_steps": 30 * 30}, outer={"inner_steps": 30})
     run.start()

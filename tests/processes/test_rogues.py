@@ -90,7 +90,6 @@ def test_what_a_member_makes_up_gets_into_no_round(run: Run, tmp_path: Path, nam
     run.stop()
 
 
-@pytest.mark.smoke
 def test_who_votes_for_other_bits_cannot_make_the_others_do_so(run: Run, tmp_path: Path) -> None:
     rogue = Rogue(run, tmp_path / "rogue")
     refuses(run, rogue, bring(0.0, Update)(rogue))

@@ -48,8 +48,8 @@ def test_one_result_of_each_round_further_out(sites: tuple[str, str], rounds: in
 @pytest.mark.parametrize(
     ("sites", "rounds", "budget"),
     [
-        (TWO, 1, Budget(3, crashes=2)),
         (TWO, 2, Budget(3, crashes=1)),
+        pytest.param(TWO, 1, Budget(3, crashes=2), marks=pytest.mark.thorough),
         pytest.param(TWO, 2, Budget(2, crashes=1, stops=1, losses=1), marks=pytest.mark.thorough),
         pytest.param(TWO, 2, Budget(3, crashes=2, stops=1), marks=pytest.mark.thorough),
         pytest.param(JOINING, 1, Budget(2, crashes=1, stops=1), marks=pytest.mark.thorough),

@@ -72,7 +72,7 @@ def test_forks_that_were(story: Schedule) -> None:
     assert not played(story).failures
 
 
-HUNTED = 10
+HUNTED = 5
 """Schedules that a test draws and plays."""
 
 

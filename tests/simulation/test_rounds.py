@@ -80,7 +80,7 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.sample(28)
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("ways", WAYS, ids=str)
 @pytest.mark.parametrize("fate", ["stop", "restart"])
 @pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "fetching"])
@@ -137,7 +137,7 @@ def test_storms(batch: int, caplog: pytest.LogCaptureFixture) -> None:
     assert sum(done) >= 0.9 * BATCH
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "fetching"])
 @pytest.mark.parametrize("victims", [("a1",), ("b2",), ("a1", "b2"), ("c3", "d4")], ids="".join)
 def test_half_of_the_sites_go_on_with_the_vote_of_the_witness(victims: tuple[str, ...], phase: str) -> None:
