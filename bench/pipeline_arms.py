@@ -1,5 +1,5 @@
 """The arms of bench/pipeline_convergence.py: the [pipeline] settings of each; `total_steps` belongs to [inner], and
-`outer` is [outer]."""
+`outer` and `model` are [outer] and [model]."""
 
 from __future__ import annotations
 
@@ -29,6 +29,19 @@ CODED: dict[str, Arm] = {
     )
 }
 """Stages send each other fewer bits."""
+SUBSPACES: dict[str, Arm] = {
+    "full, own head": {**ARMS["full"], "model": {"tie_embeddings": False}},
+    **{
+        f"full, subspace {size}{', int8' if codec == 'int8' else ''}": {
+            **ARMS["full"],
+            "activation_codec": codec,
+            "gradient_codec": codec,
+            "model": {"tie_embeddings": False, "subspace": size},
+        }
+        for size, codec in ((32, "none"), (16, "none"), (8, "none"), (16, "int8"))
+    },
+}
+"""Blocks write to some of the 64 channels of the residual stream, and stages send each other these alone."""
 STEPS = (100, 200, 300)
 SHORTER: dict[str, Arm] = {f"full, {steps} steps": {**ARMS["full"], "total_steps": steps} for steps in STEPS}
 """Shorter runs, with the whole schedule of the learning rate: what a run that skips has to beat."""
@@ -36,19 +49,18 @@ MIXED: dict[str, Arm] = {
     f"{arm}, the last fifth full": {**ARMS[arm], "full_end": 0.2} for arm in ("skip 25 %", "skip 50 %")
 }
 """In the last iterations all microbatches visit all stages."""
-TOGETHER = "two replicas, averaged at each step"
 TWICE: Arm = {"stages": 2, "paths": "random"}
 APART = {"algorithm": "diloco", "inner_steps": 10, "momentum": 0.0, "lr": 1.0}
 """Better on seed 11 (1.804) than μ = 0.4 and η = 0.9 (1.856), after so few rounds."""
 REPLICAS: dict[str, Arm] = {
-    TOGETHER: TWICE,
+    "two replicas, averaged at each step": TWICE,
     **{
         f"two replicas, H 10, {name}": {**TWICE, "outer": {**APART, "codec": codec}}
         for name, codec in (("fp32", "none"), ("int4", "int4"))
     },
 }
 """Two stages with two sites each, whose paths are drawn at random."""
-ALL = ARMS | CODED | SHORTER | MIXED | REPLICAS
+ALL = ARMS | CODED | SUBSPACES | SHORTER | MIXED | REPLICAS
 SITES = {(2, 2): 4, (6, 6): 6, (4, 3): 9, (6, 4): 20, (6, 3): 15}
 """(stages, path length) -> as many sites as make all stages equally busy."""
 CUTS = {"quarter": (4, 1), "third": (6, 2), "half": (6, 3)}

@@ -61,8 +61,9 @@ class Setting:
         model = {"dim": self.dim, "layers": self.layers, "heads": 4, "ffn_dim": self.ffn_dim, "context": self.context}
         inner = {key: getattr(self, key) for key in ("batch_size", "total_steps", "lr", "warmup_steps", "eval_batches")}
         inner |= {key: value for key, value in pipeline.items() if key in inner}
+        model |= pipeline.get("model", {})
         outer = {"outer": pipeline["outer"]} if "outer" in pipeline else {}
-        pipeline = {key: value for key, value in pipeline.items() if key not in (*inner, "outer")}
+        pipeline = {key: value for key, value in pipeline.items() if key not in (*inner, "outer", "model")}
         section = {
             "microbatches": self.microbatches,
             "memory": 6,
@@ -83,7 +84,7 @@ class Setting:
 
 
 QUICK = Setting(
-    dim=32, ffn_dim=64, context=32, total_steps=40, warmup_steps=4, eval_steps=10, eval_batches=1, plan_seconds=0.01,
+    dim=40, ffn_dim=64, context=32, total_steps=40, warmup_steps=4, eval_steps=10, eval_batches=1, plan_seconds=0.01,
     seeds=(1,),
 )  # fmt: skip
 

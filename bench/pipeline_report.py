@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rich import box
 from rich.table import Table
 
-from bench.pipeline_arms import ALL, ARMS, CODED, MIXED, REPLICAS, STEPS, TOGETHER
+from bench.pipeline_arms import ALL, ARMS, CODED, MIXED, REPLICAS, STEPS, SUBSPACES
 from pier_node.pipeline.activation_codec import TensorFormat
 from pier_node.pipeline.stage import stage_blocks
 
@@ -44,7 +44,8 @@ def tables(cells: Sequence[Cell], planned: Mapping[str, float]) -> list[Table]:
     if "full" not in skipping:
         return []
     kinds = [_losses(skipping), _omission(skipping), _exits(skipping)]
-    return [*kinds, _replicas(arms), _coded(arms), _judged(arms, planned)]
+    kinds += [_beside("Replicas that step apart", arms, [*REPLICAS]), _coded(arms)]
+    return [*kinds, _beside("Blocks that write to a subspace", arms, [*SUBSPACES]), _judged(arms, planned)]
 
 
 def times(paths: Path) -> dict[str, float]:
@@ -116,11 +117,12 @@ def _exits(arms: Arms) -> Table:
     return shown
 
 
-def _replicas(arms: Arms) -> Table:
-    shown = _table("Replicas that step apart: final validation loss, nats a byte", "seeds", "mean", "to each step")
-    together = {it["seed"]: _final(it) for it in arms.get(TOGETHER, [])}
-    for arm in (name for name in REPLICAS if name in arms):
-        apart = np.array([_final(it) / together[it["seed"]] - 1 for it in arms[arm] if it["seed"] in together])
+def _beside(title: str, arms: Arms, kinds: Sequence[str]) -> Table:
+    """Arms beside the first of them, seed by seed."""
+    shown = _table(f"{title}: final validation loss, nats a byte", "seeds", "mean", f"to {kinds[0]}")
+    first = {it["seed"]: _final(it) for it in arms.get(kinds[0], [])}
+    for arm in (name for name in kinds if name in arms):
+        apart = np.array([_final(it) / first[it["seed"]] - 1 for it in arms[arm] if it["seed"] in first])
         spread = f"{apart.mean():+.1%} ({apart.min():+.1%} – {apart.max():+.1%})" if len(apart) else ""
         shown.add_row(arm, str(len(arms[arm])), f"{np.mean([_final(it) for it in arms[arm]]):.4f}", spread)
     return shown

@@ -78,6 +78,10 @@ ERRORS = {
         "run.pretrained is for Pier's own trainer"
     ),
     "[pipeline]\nfull_end = 0.2": "pipeline.full_end is for paths that leave stages out",
+    "[model]\nsubspace = 32\ntie_embeddings = false": "model.subspace is for models in stages",
+    "[model]\nsubspace = 128": "subspace = 128 must be less than dim = 128, or 0",
+    "[model]\nsubspace = 32": 'subspace is for form = "llama" with tie_embeddings = false',
+    "[inner]\nlr = inf": "inner.lr = Infinity: Input should be a finite number",
     '[run]\nwitness = true\n[outer]\nalgorithm = "noloco"': "run.witness is for rounds of all replicas",
     "[run]\nwitness = true\nsites = 2\n[pipeline]\nstages = 2": "run.witness is for rounds of all replicas",
     "[other]\na = 1": "other: no such key; allowed here: run, model, data, inner, outer",

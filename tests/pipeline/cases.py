@@ -34,8 +34,11 @@ PLAIN = {"activation_codec": "none", "gradient_codec": "none"}
 """Activations travel as they are computed, so that gradients are those of one process."""
 
 
-def config(stages: int = 4, layers: int = 5, form: str = "llama", tied: bool = True, **pipeline: Any) -> RunConfig:
+def config(
+    stages: int = 4, layers: int = 5, form: str = "llama", tied: bool = True, subspace: int = 0, **pipeline: Any
+) -> RunConfig:
     model = {"dim": 16, "layers": layers, "heads": 2, "ffn_dim": 32, "vocab_size": 32, "context": CONTEXT}
+    model["subspace"] = subspace
     return RunConfig.model_validate(
         {
             "run": {"sites": max(stages, 2), "seed": SEED},

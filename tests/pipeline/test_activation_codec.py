@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from random import Random
 
 import numpy as np
 import pytest
@@ -113,9 +114,9 @@ def test_what_no_encoder_produces_is_refused(kind: str) -> None:
         form.decode(data)
 
 
-@given(NAMES, st.binary(max_size=40))
-def test_noise_is_refused_or_finite(name: str, data: bytes) -> None:
-    form = TensorFormat(name, (1, 2, 4))
+@given(NAMES, st.binary(max_size=40), st.sampled_from([0, 7]))
+def test_noise_is_refused_or_finite(name: str, data: bytes, ids: int) -> None:
+    form = TensorFormat(name, (1, 2, 4), ids)
     try:
         assert np.isfinite(form.decode(data)).all()
     except BadMessage:
@@ -160,15 +161,53 @@ def test_codecs_make_another_run() -> None:
     assert len({it.hash() for it in runs}) == 3
 
 
-@pytest.mark.parametrize(("codec", "near"), [("bf16", 0.02), ("int8", 0.03), ("int4", 0.4)])
-def test_gradients_are_nearly_those_of_one_process(codec: str, near: float) -> None:
-    tables = config(activation_codec=codec, gradient_codec=codec)
+WITH_IDS = st.tuples(NAMES, SHAPES, st.sampled_from([1, 2, 300, 2**16, 2**16 + 1, 2**24]))
+
+
+@given(WITH_IDS, st.randoms(use_true_random=False))
+def test_token_ids_arrive_as_they_are_beside_the_coded_channels(
+    form: tuple[str, tuple[int, int, int], int], dice: Random
+) -> None:
+    name, (sequences, time, channels), vocabulary = form
+    values = tensor("normal", (sequences, time, channels))
+    ids = np.array([[[dice.randrange(vocabulary)] for _ in range(time)] for _ in range(sequences)], np.float32)
+    plain, both = TensorFormat(name, values.shape), TensorFormat(name, (sequences, time, channels + 1), vocabulary)
+    data = both.encode(np.concatenate([values, ids], axis=2))
+    assert len(data) == both.size == plain.size + sequences * time * (2 if vocabulary <= 2**16 else 4)
+    decoded = both.decode(data)
+    assert np.array_equal(decoded[..., -1:], ids)
+    assert np.array_equal(decoded[..., :-1], plain.decode(plain.encode(values)))
+
+
+def test_a_token_id_outside_of_the_vocabulary_is_refused() -> None:
+    form = TensorFormat("int8", (1, 2, 5), ids=300)
+    data = form.encode(np.ones((1, 2, 5), np.float32))
+    assert form.decode(data)[..., -1].tolist() == [[1, 1]]
+    with pytest.raises(BadValues, match="a token id of 300, with 300 tokens in the vocabulary"):
+        form.decode(data[:-2] + b"\x2c\x01")
+
+
+@pytest.mark.parametrize(
+    ("codec", "near", "subspace"),
+    [("bf16", 0.02, 0), ("int8", 0.03, 0), ("int4", 0.4, 0), ("int8", 0.06, 4)],
+)
+def test_gradients_are_nearly_those_of_one_process(codec: str, near: float, subspace: int) -> None:
+    for gradient, exact in gradients(codec, subspace):
+        assert 0 < np.linalg.norm(gradient - exact) < near * np.linalg.norm(exact)
+
+
+def test_that_only_a_subspace_travels_loses_nothing() -> None:
+    for gradient, exact in gradients("none", 4):
+        np.testing.assert_allclose(gradient, exact, atol=1e-6 * np.abs(exact).max())
+
+
+def gradients(codec: str, subspace: int) -> list[tuple[Vector, Vector]]:
+    """Of each site's stage: as its attempt ends, and by one process."""
+    tables = config(activation_codec=codec, gradient_codec=codec, tied=not subspace, subspace=subspace)
     plan = Plan.read(iteration_plan([0, 0, 1, 1, 2, 3], [[0, 2, 4], [0, 3, 5], [1, 2, 5], [1, 4, 5]]), 4)
 
     async def main() -> dict[str, Vector]:
         return {node: worth.gradient for node, worth in (await worths(await workers(tables, plan))).items()}
 
     means, _, _ = reference(tables, plan)
-    for node, gradient in run(main()).items():
-        exact = means[plan.stages[node]]
-        assert 0 < np.linalg.norm(gradient - exact) < near * np.linalg.norm(exact)
+    return [(gradient, means[plan.stages[node]]) for node, gradient in run(main()).items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.processes
 STEPS = 30
 HOOK = Path(__file__).with_name("hang_hook")
 INNER = {"total_steps": STEPS, "batch_size": 2, "eval_every": 0}
-TABLES = {
+TABLES: dict[str, dict[str, Any]] = {
     "model": {"preset": "llama-tiny", "layers": 3},
     "inner": INNER,
     "pipeline": {"stages": 3, "skip": 0.34, "microbatches": 4, "plan_seconds": 0.2},
@@ -40,10 +41,16 @@ def joined(run: Run) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "outer", [pytest.param({"algorithm": "sync"}, marks=pytest.mark.smoke), {"algorithm": "diloco", "inner_steps": 4}]
+    ("outer", "model"),
+    [
+        pytest.param({"algorithm": "sync"}, {}, marks=pytest.mark.smoke),
+        ({"algorithm": "diloco", "inner_steps": 4}, {"subspace": 8, "tie_embeddings": False}),
+    ],
 )
-def test_a_pipeline_survives_a_killed_site_and_takes_it_back(found: Found, outer: dict[str, object]) -> None:
-    run = found(4, outer=outer, **TABLES)
+def test_a_pipeline_survives_a_killed_site_and_takes_it_back(
+    found: Found, outer: dict[str, object], model: dict[str, object]
+) -> None:
+    run = found(4, outer=outer, **{**TABLES, "model": {**TABLES["model"], **model}})
     run.start()
     victim = run.by_node[-1]
     victim.wait("some steps", lambda: steps(victim) >= 5)

@@ -145,6 +145,10 @@ class ModelSection(Section):
     """Base of the rotary position embedding. llama only."""
     tie_embeddings: bool = True
     """Whether the output layer shares its weights with the embedding."""
+    subspace: Annotated[int, Field(ge=0), LATER] = 0
+    """Channels of the residual stream that blocks write to; in the others every token keeps a fixed random embedding.
+    0: all. The stages of a pipeline send each other these channels and the token ids, and nothing is lost. llama with
+    tie_embeddings = false only."""
     transformers: Annotated[TransformersSection | None, LATER] = None
     """The model, if Pier's own decoder does not know it."""
 
@@ -152,6 +156,11 @@ class ModelSection(Section):
     def name(self) -> str:
         """What people call the model: its preset, or the architecture that transformers knows it by."""
         return self.transformers.kind if self.transformers else self.preset
+
+    @property
+    def written(self) -> int:
+        """Channels of the residual stream that blocks write to."""
+        return self.subspace or self.dim
 
     @model_validator(mode="before")
     @classmethod
@@ -182,6 +191,10 @@ class ModelSection(Section):
             raise ValueError(f'form = "gpt2" has no grouped heads: kv_heads = {self.kv_heads} must be {self.heads}')
         if self.form == "llama" and (self.dim // self.heads) % 2:
             raise ValueError(f"dim / heads = {self.dim // self.heads} must be even for rotary positions")
+        if self.subspace >= self.dim:
+            raise ValueError(f"subspace = {self.subspace} must be less than dim = {self.dim}, or 0")
+        if self.subspace and (self.form != "llama" or self.tie_embeddings):
+            raise ValueError('subspace is for form = "llama" with tie_embeddings = false')
         return self
 
 
@@ -528,6 +541,8 @@ class RunConfig(Section):
             raise ValueError(f"pipeline.stages = {stages} needs as many blocks: model.layers = {self.model.layers}")
         if stages > max(self.run.sites, 1):
             raise ValueError(f"pipeline.stages = {stages} needs as many sites: run.sites = {self.run.sites}")
+        if self.model.subspace and stages == 1:
+            raise ValueError("model.subspace is for models in stages: leave it out, or set pipeline.stages")
         if self.pipeline.full_end and (stages == 1 or self.pipeline.path_length == stages):
             raise ValueError("pipeline.full_end is for paths that leave stages out: leave it out")
         if stages > 1 and self.data.document_mask:

@@ -29,7 +29,7 @@ def shapes(config: ModelSection) -> Named:
     if config.transformers:
         yield from config.transformers.shapes()
         return
-    yield "embedding.weight", (config.vocab_size, config.dim)
+    yield "embedding.weight", (config.vocab_size, config.written)
     if config.form == "gpt2":
         yield "positions.weight", (config.context, config.dim)
     for index in range(config.layers):
@@ -43,12 +43,12 @@ def shapes(config: ModelSection) -> Named:
 def _block(config: ModelSection) -> Named:
     dim, shared, wide = config.dim, config.kv_heads * config.dim // config.heads, config.ffn_dim
     yield from _norm(config, "attention_norm")
-    for name, rows in (("query", dim), ("key", shared), ("value", shared), ("output", dim)):
+    for name, rows in (("query", dim), ("key", shared), ("value", shared), ("output", config.written)):
         yield from _linear(config, f"attention.{name}", rows, dim)
     yield from _norm(config, "mlp_norm")
     for name in ("gate", "up") if config.form == "llama" else ("up",):
         yield from _linear(config, f"mlp.{name}", wide, dim)
-    yield from _linear(config, "mlp.down", dim, wide)
+    yield from _linear(config, "mlp.down", config.written, wide)
 
 
 def _linear(config: ModelSection, name: str, rows: int, columns: int) -> Named:

@@ -5,6 +5,10 @@ token, because tokens differ in magnitude more than the parts of one do: a group
 the largest power of two that divides the model's width, if that is less. What is dropped is lost, while outer
 rounds send it later: no two microbatches are alike.
 
+If the model's blocks write to a subspace of the residual stream, only its channels travel, and the token ids, from
+which the others follow: nothing is lost (Protocol Models, arXiv 2506.01260; its subspace may lie in any direction, this
+one is that of the first channels, which is the same up to a rotation). The ids are the last channel of a tensor.
+
 A stream is an empty chunk that identifies the tensor, then its code; `offset` counts bytes of the code. The receiver
 knows shape, code and size from the run's configuration, and refuses every other tensor before it allocates any memory.
 No value is larger than LARGEST. The next site computes squares and products: of finite values near the end of fp32
@@ -17,6 +21,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
+
+import numpy as np
 
 from pier_node.base.shared import Buffer, Vector
 from pier_node.config.run import RunConfig
@@ -48,25 +54,43 @@ class TensorFormat:
 
     Args:
         name: of the codec, from DTYPES.
-        shape: [sequences, time, dim].
+        shape: [sequences, time, channels].
+        ids: size of the vocabulary, if the last channel has token ids; 0: it has none.
 
     Attributes:
         size: bytes of a coded tensor.
     """
 
-    def __init__(self, name: str, shape: Sequence[int]) -> None:
-        self._shape, self._dtype, self._length = [*shape], DTYPES[name], math.prod(shape)
-        self._codec = _codec(name, shape[-1])
-        self.size = self._codec.size(self._length)
+    def __init__(self, name: str, shape: Sequence[int], ids: int = 0) -> None:
+        self._shape, self._dtype, self._ids = [*shape], DTYPES[name], ids
+        *places, channels = shape
+        self._coded = [*places, channels - 1 if ids else channels]
+        self._length, self._codec = math.prod(self._coded), _codec(name, self._coded[-1])
+        self._id = np.dtype("<u2" if ids <= 2**16 else "<u4")
+        self._code_size = self._codec.size(self._length)
+        self.size = self._code_size + (self._id.itemsize * math.prod(places) if ids else 0)
 
     def encode(self, values: Vector) -> bytes:
-        """Encode finite values, shape [sequences, time, dim]."""
-        return bytes(self._codec.encode(values.reshape(-1)))  # it outlives the tensor, of which it may be a view
+        """Encode finite values, shape [sequences, time, channels]."""
+        if not self._ids:
+            return bytes(self._codec.encode(values.reshape(-1)))  # it outlives the tensor, of which it may be a view
+        return bytes(self._codec.encode(values[..., :-1].ravel())) + values[..., -1].astype(self._id).tobytes()
 
     def decode(self, data: bytes) -> Vector:
-        """Decode a tensor, shape [sequences, time, dim]. Raises BadValues: no stage sends this."""
+        """Decode a tensor, shape [sequences, time, channels]. Raises BadValues: no stage sends this."""
+        if not self._ids:
+            return self._values(data)
+        if len(data) != self.size:
+            raise BadValues(f"{len(data)} bytes, expected {self.size}")
+        values = self._values(data[: self._code_size])
+        ids = np.frombuffer(data, self._id, offset=self._code_size).reshape(*self._coded[:-1], 1)
+        if int(ids.max()) >= self._ids:
+            raise BadValues(f"a token id of {ids.max()}, with {self._ids} tokens in the vocabulary")
+        return np.concatenate([values, ids.astype(np.float32)], axis=-1)
+
+    def _values(self, code: bytes) -> Vector:
         try:
-            values = self._codec.decode(data, self._length)
+            values = self._codec.decode(code, self._length)
         except BadCode as error:
             raise BadValues(f"a tensor that is not finite, or no code: {error}") from error
         low, high = float(values.min()), float(values.max())
@@ -76,7 +100,7 @@ class TensorFormat:
             raise BadValues(f"a tensor with values from {low:.3g} to {high:.3g}: no stage sends more than {LARGEST:g}")
         if not self._codec.lossy:
             values = values.copy()  # it is a read-only view, which PyTorch warns about
-        return values.reshape(self._shape)
+        return values.reshape(self._coded)
 
     def activation(self, attempt: bytes, microbatch: int, hop: int) -> Activation:
         """What identifies a tensor of this form in transit."""
@@ -143,9 +167,14 @@ class Formats:
     @classmethod
     def of(cls, config: RunConfig, bf16: bool) -> Self:
         """The forms in a run at a site that computes in bf16 or fp32; without a codec tensors travel as computed."""
-        section, shape = config.pipeline, (config.inner.batch_size, config.model.context, config.model.dim)
+        section, model, places = config.pipeline, config.model, (config.inner.batch_size, config.model.context)
         names = section.activation_codec, section.gradient_codec
-        return cls(*(TensorFormat("bf16" if bf16 and name == "none" else name, shape) for name in names))
+        forward, back = ("bf16" if bf16 and name == "none" else name for name in names)
+        if model.subspace:
+            activations = TensorFormat(forward, (*places, model.subspace + 1), ids=model.vocab_size)
+        else:
+            activations = TensorFormat(forward, (*places, model.dim))
+        return cls(activations, TensorFormat(back, (*places, model.written)))
 
     @property
     def mean_size(self) -> float:

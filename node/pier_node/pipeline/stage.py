@@ -3,6 +3,9 @@
 A model is cut into stages of consecutive blocks (SkipPipe, arXiv 2502.19913). Stage 0 also has the embeddings, the
 final norm and the head. So tied embeddings stay in one stage, and labels never leave the sites that hold it.
 
+If the blocks write to a subspace of the residual stream, only its channels are sent, and the token ids as one more
+channel: see pipeline/activation_codec.py.
+
 The gradient of a microbatch is kept separately until all earlier ones are in the sum. So the sum has the same bits in
 whatever order microbatches return. What a backward needs is kept from the forward on.
 """
@@ -20,6 +23,7 @@ from pier_node.base.shared import Vector
 from pier_node.config.run import ModelSection, RunConfig
 from pier_node.outer.layout import Entry, Layout
 from pier_node.trainer import devices
+from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.hub_part import part_of_model
 
 
@@ -96,7 +100,7 @@ class Stage:
     def __init__(self, config: RunConfig, stage: int, device: torch.device) -> None:
         stages = config.pipeline.stages
         self.stage, self.layout = stage, stage_layout(config.model, stages, stage)
-        self._device, self._z_loss = device, config.inner.z_loss
+        self._device, self._z_loss, self._config = device, config.inner.z_loss, config.model
         self._bf16 = devices.uses_bf16(device, config.inner.precision)
         self._dtype = torch.bfloat16 if self._bf16 else torch.float32
         blocks = stage_blocks(config.model.layers, stages)[stage]
@@ -119,21 +123,24 @@ class Stage:
         return self._now.summed
 
     def embed(self, microbatch: int, tokens: Tensor) -> Tensor:
-        """Forward of a new microbatch at stage 0: [sequences, time] token ids -> [sequences, time, dim]."""
+        """Forward of a new microbatch at stage 0: [sequences, time] token ids -> [sequences, time, channels]."""
+        here = tokens.to(self._device)
         with self._autocast():
-            return self._sent(microbatch, self._model.through(self._model.embed(tokens.to(self._device))))
+            return self._sent(microbatch, self._model.through(self._model.embed(here)), here)
 
     def forward(self, microbatch: int, x: Tensor) -> Tensor:
-        """Forward: [sequences, time, dim] -> [sequences, time, dim]."""
-        taken = self._taken(microbatch, x)
+        """Forward: [sequences, time, channels] -> [sequences, time, channels]."""
+        taken, tokens = self._taken(x)
+        self._now.inputs[microbatch] = taken
         with self._autocast():
-            return self._sent(microbatch, self._model.through(taken))
+            return self._sent(microbatch, self._model.through(self._stream(taken, tokens)), tokens)
 
     def loss(self, microbatch: int, x: Tensor, targets: Tensor) -> tuple[float, Tensor]:
         """At stage 0: the mean loss in nats per token, and its gradient with respect to x."""
-        last = x.to(self._device, torch.float32).requires_grad_()
+        last, tokens = self._taken(x)
         with self._autocast():
-            loss = self._model.loss(last, targets.to(self._device), self._z_loss) / targets.numel()
+            loss = self._model.loss(self._stream(last, tokens), targets.to(self._device), self._z_loss)
+            loss = loss / targets.numel()
         return loss.item(), self._pull(microbatch, loss, last, None)
 
     def backward(self, microbatch: int, gradient: Tensor) -> Tensor | None:
@@ -153,13 +160,18 @@ class Stage:
         if self.summed:
             self.layout.store({name: total / self.summed for name, total in self._now.total.items()}, out)
 
-    def _taken(self, microbatch: int, x: Tensor) -> Tensor:
-        taken = self._now.inputs[microbatch] = x.to(self._device, torch.float32).requires_grad_()
-        return taken
+    def _taken(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What came from another stage: the channels that blocks write to, and token ids if these are not all."""
+        written, ids = x[..., : self._config.written], x[..., self._config.written :].sum(dim=-1)
+        return written.to(self._device, torch.float32).requires_grad_(), ids.to(self._device, torch.long)
 
-    def _sent(self, microbatch: int, output: Tensor) -> Tensor:
-        self._now.outputs[microbatch] = output
-        return output.detach().to("cpu", self._dtype)
+    def _stream(self, written: Tensor, tokens: Tensor) -> Tensor:
+        return self._model.whole(written, tokens) if isinstance(self._model, Decoder) else written
+
+    def _sent(self, microbatch: int, stream: Tensor, tokens: Tensor) -> Tensor:
+        output = self._now.outputs[microbatch] = stream[..., : self._config.written]
+        sent = output.detach().to("cpu", self._dtype)
+        return torch.cat([sent.float(), tokens[..., None].cpu()], dim=-1) if self._config.subspace else sent
 
     def _pull(self, microbatch: int, output: Tensor, taken: Tensor | None, gradient: Tensor | None) -> Tensor:
         """Backward from an output: keeps the parameters' gradients and returns the gradient of the input."""

@@ -60,6 +60,24 @@ def test_transformers_computes_the_same_logits(
     torch.testing.assert_close(transformers_logits(tmp_path, tokens), ours, rtol=0, atol=1e-5)
 
 
+def test_blocks_that_write_to_a_subspace_are_exported_as_an_ordinary_model(tmp_path: Path) -> None:
+    config = ModelSection(dim=32, vocab_size=61, ffn_dim=48, context=24, tie_embeddings=False, subspace=8)
+    weights = torch.randn(Layout.of(config).length, generator=torch.Generator().manual_seed(3)) * 0.3
+    model, tokens = Decoder(config), torch.arange(20)[None]
+    Layout.of(config).load(model, weights)
+    ours = model(tokens)
+    stream = model.through(model.embed(tokens))
+    assert torch.equal(stream[..., 8:], model.embed(tokens)[..., 8:])
+    assert not torch.isclose(stream[..., :8], model.embed(tokens)[..., :8]).any()
+    export(config, weights, tmp_path)
+    torch.testing.assert_close(transformers_logits(tmp_path, tokens), ours, rtol=0, atol=1e-5)
+    plain, flat = import_weights(tmp_path)
+    assert plain.subspace == 0
+    again = Decoder(plain)
+    Layout.of(plain).load(again, flat)
+    torch.testing.assert_close(again(tokens), ours, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("shard_bytes", [5_000_000_000, SHARD])
 def test_an_export_read_back_has_the_same_bits(
     config: ModelSection, weights: Tensor, tmp_path: Path, shard_bytes: int

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection
+from pier_node.trainer.model.initial import fixed_embedding
 from pier_node.trainer.model.loss import LogitGradient, summed_loss
 
 GROWTH = 256
@@ -99,11 +100,12 @@ class Decoder(nn.Module):
         self.embeds = 0 in blocks if ends is None else ends
         self.predicts = config.layers - 1 in blocks if ends is None else ends
         self._angles: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._fixed: dict[torch.device, Tensor] = {}
         self.separator: int | None = None  # of documents that do not see each other: see `documents`
         self.logit_gradient: LogitGradient | None = None  # compiled, if trainer/replica.py does so
         self.sequence_parts = 1  # trainer/sharding.py divides the positions between blocks among workers
         if self.embeds or (self.predicts and config.tie_embeddings):
-            self.embedding = _embedding(config.vocab_size, config.dim)
+            self.embedding = _embedding(config.vocab_size, config.written)
         if self.embeds and config.form == "gpt2":
             self.positions = _embedding(config.context, config.dim)
         self.blocks = nn.ModuleDict({str(index): Block(config) for index in blocks})
@@ -138,7 +140,15 @@ class Decoder(nn.Module):
         x: Tensor = self.embedding(tokens)
         if self.config.form == "gpt2":
             x = x + self.positions(torch.arange(start, start + tokens.shape[1], device=tokens.device))
-        return x
+        return self.whole(x, tokens)
+
+    def whole(self, written: Tensor, tokens: Tensor) -> Tensor:
+        """The residual stream, [batch, time, dim], from what blocks write to it, [batch, time, subspace or dim]."""
+        if not self.config.subspace:
+            return written
+        if written.device not in self._fixed:
+            self._fixed[written.device] = fixed_embedding(self.config).to(written.device)
+        return torch.cat([written, self._fixed[written.device][tokens].to(written.dtype)], dim=-1)
 
     def documents(self, tokens: Tensor) -> Tensor | None:
         """[batch, time] token ids -> which tokens each token sees, [batch, 1, time, time]; None: all before it.
@@ -211,9 +221,14 @@ class Block(nn.Module):
         documents: Tensor | None = None,
     ) -> Tensor:
         """[batch, time, dim] -> [batch, time, dim]; see `Decoder.documents`."""
-        x = x + self.attention(self.attention_norm(x), rotation, past, documents=documents)
-        out: Tensor = x + self.mlp(self.mlp_norm(x))
-        return out
+        x = _added(x, self.attention(self.attention_norm(x), rotation, past, documents=documents))
+        return _added(x, self.mlp(self.mlp_norm(x)))
+
+
+def _added(x: Tensor, change: Tensor) -> Tensor:
+    """Add to the channels that blocks write to: those of a subspace come first."""
+    fixed = x.shape[-1] - change.shape[-1]
+    return x + (functional.pad(change, (0, fixed)) if fixed else change)
 
 
 class Attention(nn.Module):
@@ -227,7 +242,7 @@ class Attention(nn.Module):
         self.query = nn.Linear(config.dim, config.dim, bias=bias)
         self.key = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=bias)
         self.value = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=bias)
-        self.output = nn.Linear(config.dim, config.dim, bias=bias)
+        self.output = nn.Linear(config.dim, config.written, bias=bias)
         self.joint = False  # see Decoder.join_products
 
     def forward(
@@ -270,7 +285,7 @@ class SwiGLU(nn.Module):
         super().__init__()
         self.gate = nn.Linear(config.dim, config.ffn_dim, bias=False)
         self.up = nn.Linear(config.dim, config.ffn_dim, bias=False)
-        self.down = nn.Linear(config.ffn_dim, config.dim, bias=False)
+        self.down = nn.Linear(config.ffn_dim, config.written, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, time, dim] -> [batch, time, dim]."""

@@ -25,11 +25,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
+from torch.nn import functional
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection
 from pier_node.outer.layout import Layout
 from pier_node.trainer.model.decoder import EPSILON
+from pier_node.trainer.model.initial import fixed_embedding, writes
 
 
 @dataclass(frozen=True)
@@ -308,6 +310,8 @@ def export(
 ) -> Path:
     """Write weights as `LlamaForCausalLM` or `GPT2LMHeadModel`, with a tokenizer, for `from_pretrained`.
 
+    A model whose blocks write to a subspace becomes an ordinary one, with zeros where they do not write.
+
     Args:
         config: the [model] section.
         weights: flat, shape [Layout.length].
@@ -321,8 +325,17 @@ def export(
     Raises:
         PierError: the folder cannot be written, or the tokenizer.json does not exist.
     """
-    tensors = Layout.of(config).views(weights)
+    tensors = {name: _whole(config, name, it) for name, it in Layout.of(config).views(weights).items()}
     return write_model(folder, to_config(config), list(rules(config)), tensors, tokenizer, shard_bytes)
+
+
+def _whole(config: ModelSection, name: str, tensor: Tensor) -> Tensor:
+    """A parameter of a model whose blocks write to all channels, from that of one whose blocks write to a subspace."""
+    if config.subspace and name == "embedding.weight":
+        return torch.cat([tensor, fixed_embedding(config)], dim=1)
+    if config.subspace and writes(name):
+        return functional.pad(tensor, (0, 0, 0, config.dim - config.subspace))
+    return tensor
 
 
 def write_model(

@@ -9,7 +9,9 @@ all sizes, which differ only in ffn_dim.
 from __future__ import annotations
 
 import hashlib
+import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +20,8 @@ from pier_node.config.run import ModelSection
 from pier_node.outer.layout import Layout, is_decayed
 
 DEVIATION = 0.02
+FIXED = 2.0**-5
+"""Largest magnitude of a fixed embedding: a deviation of 0.018."""
 
 
 def initial_weights(config: ModelSection, seed: int, layout: Layout | None = None) -> Tensor:
@@ -38,14 +42,30 @@ def _fill(name: str, view: Tensor, layers: int, seed: int) -> None:
     if not is_decayed(view.shape):
         view.fill_(0.0 if name.endswith(".bias") else 1.0)
         return
-    to_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
-    deviation = DEVIATION / (2 * layers) ** 0.5 if to_residual else DEVIATION
+    deviation = DEVIATION / (2 * layers) ** 0.5 if writes(name) else DEVIATION
     view.normal_(0.0, deviation, generator=_generator(f"{seed} {name}"))
+
+
+def writes(name: str) -> bool:
+    """Whether this is a matrix of a block that writes to the residual stream."""
+    return name.endswith(("attention.output.weight", "mlp.down.weight"))
 
 
 def _generator(key: str) -> torch.Generator:
     digest = hashlib.sha256(key.encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
+
+
+def fixed_embedding(config: ModelSection) -> Tensor:
+    """What every token keeps in the channels that no block writes to, fp32 [vocab_size, dim - subspace].
+
+    Uniform, with the deviation of trained embeddings, and the same in all runs. The bits are of a generator that NumPy
+    promises never to change, and only halved and scaled by a power of two: all sites have the same numbers.
+    """
+    shape = config.vocab_size, config.dim - config.written
+    bits = np.random.Philox(key=config.dim).random_raw(math.prod(shape)) >> np.uint64(40)
+    uniform = bits.astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)  # [-1, 1)
+    return torch.from_numpy(uniform * np.float32(FIXED)).view(shape)
 
 
 LEAST = 0.25
