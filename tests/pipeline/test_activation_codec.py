@@ -189,7 +189,7 @@ def test_a_token_id_outside_of_the_vocabulary_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("codec", "near", "subspace"),
-    [("bf16", 0.02, 0), ("int8", 0.03, 0), ("int4", 0.4, 0), ("int8", 0.06, 4)],
+    [("bf16", 0.02, 0), ("int8", 0.03, 0), ("int4", 0.4, 0), ("int8", 0.1, 4)],
 )
 def test_gradients_are_nearly_those_of_one_process(codec: str, near: float, subspace: int) -> None:
     for gradient, exact in gradients(codec, subspace):

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection
-from pier_node.trainer.model.initial import fixed_embedding
+from pier_node.trainer.model.initial import FIXED, fixed_embedding
 from pier_node.trainer.model.loss import LogitGradient, summed_loss
 
 GROWTH = 256
@@ -148,7 +148,7 @@ class Decoder(nn.Module):
             return written
         if written.device not in self._fixed:
             self._fixed[written.device] = fixed_embedding(self.config).to(written.device)
-        return torch.cat([written, self._fixed[written.device][tokens].to(written.dtype)], dim=-1)
+        return torch.cat([written, self._fixed[written.device][tokens].to(written.dtype) * FIXED], dim=-1)
 
     def documents(self, tokens: Tensor) -> Tensor | None:
         """[batch, time] token ids -> which tokens each token sees, [batch, 1, time, time]; None: all before it.
