@@ -32,13 +32,13 @@ CODED: dict[str, Arm] = {
 SUBSPACES: dict[str, Arm] = {
     "full, own head": {**ARMS["full"], "model": {"tie_embeddings": False}},
     **{
-        f"full, subspace {size}{', int8' if codec == 'int8' else ''}": {
+        f"full, subspace {size}, int8": {
             **ARMS["full"],
-            "activation_codec": codec,
-            "gradient_codec": codec,
+            "activation_codec": "int8",
+            "gradient_codec": "int8",
             "model": {"tie_embeddings": False, "subspace": size},
         }
-        for size, codec in ((32, "none"), (16, "none"), (8, "none"), (16, "int8"))
+        for size in (32, 16)
     },
 }
 """Blocks write to some of the 64 channels of the residual stream, and stages send each other these alone."""
