@@ -178,7 +178,7 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
         "short",
         (
             *("sync", "int4-fragments-early", "int4-fragments-overlap", "diloco-start"),
-            *(HIDDEN_MUON, "muon-int4-fragments-early", "sync-muon"),
+            *(HIDDEN_MUON, "muon-int4-fragments-early", "muon-int4-fragments-early-anneal", "sync-muon"),
         ),
     ),
     "methods": ("short", ("sync", "diloco-start", "int4-fragments-overlap", "pier-staged", "pier-cosine")),
