@@ -67,14 +67,21 @@ async def test_an_expert_that_is_done_later_is_scored_later(monkeypatch: pytest.
     assert scoring.due(None) is None
 
 
-@pytest.mark.parametrize("error", [PierError("no room", "Make some."), OSError("no room")])
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (PierError("no room", "Make some."), "no room"),
+        (OSError("no room"), "no room"),
+        (PierError("\x1b[31mno room"), "\ufffd[31mno room"),
+    ],
+)
 async def test_when_nothing_can_be_scored_that_is_told_of_all(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, problem: str
 ) -> None:
     plays(monkeypatch, fails=error)
     coordinator = Coordinator()
     await ExpertScoring(tmp_path, coordinator.deliver).run(ORDER)
-    assert coordinator.came == [(ONE, "", "no room", b""), (OTHER, "", "no room", b"")]
+    assert coordinator.came == [(ONE, "", problem, b""), (OTHER, "", problem, b"")]
 
 
 async def test_what_the_coordinator_does_not_want_is_dropped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

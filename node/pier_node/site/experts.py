@@ -36,6 +36,7 @@ from pier_node.site.expert_checkpoints import ExpertCheckpoints, JobCheckpoints
 from pier_node.site.loop import run_work
 from pier_node.site.orders import Experts, Orders
 from pier_node.site.settings import Settings
+from pier_node.trainer.data.tokens import printable
 from pier_node.trainer.model.export import import_weights
 from pier_proto.v1.coordinator_pb2 import Record, ScoreSheet
 from pier_proto.v1.peer_pb2 import Phase
@@ -85,7 +86,8 @@ class ExpertScoring:
         self._over |= {(order.id, name) for name in order.experts}
 
     async def _tell(self, scoring: str, said: Said) -> None:
-        about = ScoreSheet(scoring=scoring, expert=said.expert, domain=said.domain, problem=said.problem[:PROBLEM])
+        problem = printable(said.problem[:PROBLEM])
+        about = ScoreSheet(scoring=scoring, expert=said.expert, domain=said.domain, problem=problem)
         content = await asyncio.to_thread(Path(said.sheet).read_bytes) if said.sheet else b""
         try:
             await self._deliver(about, content)

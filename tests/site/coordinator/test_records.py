@@ -7,8 +7,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from rounds.cases import outer_state
 
+from pier_coordinator.service.bounds import RULES
 from pier_node.outer.times import Times
 from pier_node.rounds.progress import Progress
 from pier_node.site.coordinator.records import BATCH, DEVICE, ENOUGH, LINE, Noting, Recorder, Reports, memory_held
@@ -124,6 +126,17 @@ def test_lines_of_the_log_become_notes_and_those_that_are_no_warnings_wait_for_n
     (note,) = told(reports)
     assert (note.note.level, len(note.note.text)) == (logging.WARNING, LINE)
     assert note.note.text.startswith("lab-b xxx")
+
+
+@pytest.mark.parametrize("odd", ["502\r\n", "\x1b[31mfailed", "no\u202fbreak", "caf\udce9.txt"])
+def test_whatever_letters_a_line_of_the_log_has_the_coordinator_takes_its_note(odd: str) -> None:
+    writer, reports = recorder(Progress(), Played())
+    log = logging.Logger("test")
+    log.addHandler(Noting(writer))
+    log.warning("mlflow gets no more metrics of this site:\n\t%s", odd)
+    (note,) = told(reports)
+    RULES.check(note)
+    assert note.note.text.startswith("mlflow gets no more metrics of this site:\n\t")
 
 
 def test_memory_is_that_of_this_process_at_least() -> None:

@@ -16,6 +16,7 @@ from pier_node.experts.job import ExpertJob
 from pier_node.experts.resume import Kept
 from pier_node.experts.sheet import ScoringOrder
 from pier_node.site.orders import Experts
+from pier_node.trainer.data.tokens import printable
 from pier_proto.v1.coordinator_pb2 import Expert, ExpertCheckpoint, ExpertRecord, Record, Scoring
 
 DOMAIN = ("source", "path", "text_field")
@@ -87,7 +88,7 @@ def card_record(plan: str, job: ExpertJob, card: Card, seconds: float) -> Record
 
 def problem_record(plan: str, job: ExpertJob, problem: str) -> Record:
     """A record that this site cannot train an expert."""
-    told = ExpertRecord(plan=plan, job=job.number, training_loss=float("nan"), problem=problem[:2000])
+    told = ExpertRecord(plan=plan, job=job.number, training_loss=float("nan"), problem=printable(problem[:2000]))
     return Record(time=time.time(), expert=told)
 
 

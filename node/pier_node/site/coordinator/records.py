@@ -18,6 +18,7 @@ import psutil
 from pier_node.outer.state import OuterState
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
+from pier_node.trainer.data.tokens import printable
 from pier_node.wire.links import SiteCarrier
 from pier_proto.v1.coordinator_pb2 import LinkRecord, Note, Record, ReportRequest, RoundRecord, Sample
 
@@ -153,7 +154,7 @@ class Recorder:
 
     def note(self, level: int, text: str) -> None:
         """Record something worth reading."""
-        self._reports.add(Record(time=time.time(), note=Note(level=level, text=text[:LINE])))
+        self._reports.add(Record(time=time.time(), note=Note(level=level, text=printable(text[:LINE]))))
 
     def _link(self, peer: str, bandwidth: float) -> Record:
         trip, sent = self._roster.contacts[peer].round_trip, self._carrier.bytes_sent_to(peer)
