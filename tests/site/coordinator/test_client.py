@@ -54,6 +54,7 @@ class Played:
         self.problem: Exception | None = None
         self.asked: list[str] = []
         self.stored: list[str] = []
+        self.unwanted = "?"
         self.leases = 0
         self.delivered: list[list[DeliverRequest]] = []
         self.checkpoint: list[CheckpointPart] = []
@@ -85,6 +86,8 @@ class Played:
 
     async def report(self, request: ReportRequest, timeout: float) -> ReportReply:
         self._ask("report")
+        if any(record.note.text == self.unwanted for record in request.records):
+            raise Refused("Record.note.text is not allowed")
         self.stored += [record.note.text for record in request.records]
         return ReportReply(stored=request.first + len(request.records))
 
@@ -258,6 +261,18 @@ def test_a_site_that_is_not_wanted_any_more_ends_with_the_reason() -> None:
             work.result()
 
     run(story())
+
+
+def test_a_report_that_is_not_wanted_is_left_out_and_the_site_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(site: Here) -> None:
+        site.reports.add(Record(note=Note(text="?")))
+        await asyncio.sleep(5.0)
+        site.reports.add(Record(note=Note(text="later")))
+        await asyncio.sleep(5.0)
+        assert site.coordinator.asked[-1] == "heartbeat"
+
+    assert meanwhile(story).coordinator.stored == ["later"]
+    assert "the coordinator does not take 1 records of this site: Record.note.text is not allowed" in caplog.messages
 
 
 def test_a_start_does_not_wait_for_a_coordinator_for_ever() -> None:

@@ -123,9 +123,15 @@ class CoordinatorClient:
             self._lease = pb.RegisterReply()
 
     async def flush(self) -> None:
-        """Send the stored records, as long as the coordinator answers."""
+        """Send the stored records, as long as the coordinator answers; those that it does not want are left out."""
         while len(self._reports) and self._lease.lease:
-            reply = await self._link.report(self._reports.request(self._lease.lease), ANSWER)
+            report = self._reports.request(self._lease.lease)
+            try:
+                reply = await self._link.report(report, ANSWER)
+            except Refused as refused:  # of a site that it does not want it refuses the heartbeats, too
+                self._reports.stored(report.first + len(report.records))
+                log.warning("the coordinator does not take %d records of this site: %s", len(report.records), refused)
+                break
             self._reports.stored(reply.stored)
         self._flushed = asyncio.get_running_loop().time()
 
