@@ -124,6 +124,7 @@ def test_too_many_jobs_are_refused() -> None:
 def test_records_are_within_the_bounds_of_the_wire() -> None:
     job = accepted_job(3, "lab-0").job
     said = "x" * 5000, "the log ends with:\n\x1b[31m 40%\r 80%"
-    for record in (progress_record(PLAN, job, 40, math.nan, 400, 1.5), *(problem_record(PLAN, job, it) for it in said)):
+    steps = (progress_record(PLAN, job, 40, loss, 400, 1.5) for loss in (math.nan, math.inf))
+    for record in (*steps, *(problem_record(PLAN, job, it) for it in said)):
         RULES.check(record)
         assert record.expert.job == 3

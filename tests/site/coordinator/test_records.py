@@ -16,6 +16,8 @@ from pier_node.rounds.progress import Progress
 from pier_node.site.coordinator.records import BATCH, DEVICE, ENOUGH, LINE, Noting, Recorder, Reports, memory_held
 from pier_proto.v1.coordinator_pb2 import Record
 
+NODE = "0a" * 8
+
 
 @dataclass
 class Played:
@@ -112,6 +114,15 @@ def test_what_is_not_known_is_nan() -> None:
     assert math.isnan(round_record.round.validation_loss)
     assert math.isnan(sample.sample.utilisation)
     assert sample.sample.memory == 1000
+
+
+def test_an_infinite_loss_is_one_that_is_not_known() -> None:
+    progress = Progress(loss=-math.inf, validation_loss=math.inf, validated_round=4)
+    writer, reports = recorder(progress, Played())
+    writer.round(outer_state([NODE], round=4))()
+    (one,) = told(reports)
+    RULES.check(one)
+    assert math.isnan(one.round.validation_loss)
 
 
 def test_lines_of_the_log_become_notes_and_those_that_are_no_warnings_wait_for_nobody() -> None:

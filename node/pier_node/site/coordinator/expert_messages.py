@@ -15,6 +15,7 @@ from pier_node.experts.config import MOST_DOMAINS
 from pier_node.experts.job import ExpertJob
 from pier_node.experts.resume import Kept
 from pier_node.experts.sheet import ScoringOrder
+from pier_node.site.coordinator.records import known
 from pier_node.site.orders import Experts
 from pier_node.trainer.data.tokens import printable
 from pier_proto.v1.coordinator_pb2 import Expert, ExpertCheckpoint, ExpertRecord, Record, Scoring
@@ -59,7 +60,7 @@ def scoring_fields(order: ScoringOrder) -> dict[str, Any]:
 def progress_record(plan: str, job: ExpertJob, step: int, loss: float, tokens: int, seconds: float) -> Record:
     """A record of an expert's training progress."""
     told = ExpertRecord(
-        plan=plan, job=job.number, step=step, training_loss=loss, tokens=tokens, seconds=min(seconds, 1e12)
+        plan=plan, job=job.number, step=step, training_loss=known(loss), tokens=tokens, seconds=min(seconds, 1e12)
     )
     return Record(time=time.time(), expert=told)
 

@@ -72,6 +72,11 @@ ENOUGH = 1_000_000
 """Bytes that a round must send for a bandwidth estimate; with fewer, latency dominates the time."""
 
 
+def known(loss: float) -> float:
+    """A loss as records have it: infinite ones, which the coordinator refuses, are not known either."""
+    return loss if math.isfinite(loss) else math.nan
+
+
 class Recorder:
     """Writes the records of one site."""
 
@@ -106,8 +111,8 @@ class Recorder:
             steps=progress.steps,
             tokens=progress.tokens,
             bytes_sent=sent,
-            loss=progress.loss if math.isfinite(progress.loss) else math.nan,
-            validation_loss=progress.validation_loss if fresh else math.nan,
+            loss=known(progress.loss),
+            validation_loss=known(progress.validation_loss) if fresh else math.nan,
             sample=self._sample if self._sample != before else "",
         )
         count, self._sent = sent - self._sent, sent
@@ -135,7 +140,7 @@ class Recorder:
             inner_step=progress.inner_step,
             tokens=progress.tokens,
             tokens_per_second=progress.tokens_per_second,
-            loss=progress.loss if math.isfinite(progress.loss) else math.nan,
+            loss=known(progress.loss),
             utilisation=progress.compute / busy if busy else math.nan,
             bytes_sent=self._carrier.bytes_sent(),
             memory=memory,
