@@ -409,6 +409,19 @@ def test_a_checkpoint_that_was_taken_during_a_flight_goes_on_with_the_same_steps
     assert again.rounds.state.digest == straight.rounds.state.digest
 
 
+def test_a_site_that_ends_before_its_first_steps_saves_no_update_beside_the_state_that_took_it() -> None:
+    """As when its workers cannot start: its next start would bring the update once more."""
+    broken = Site(overlapping(4), Rounds(begin()))
+    broken.run()
+    second = replace(broken.saved[1], pending=shared([4.0] * LENGTH))  # as it was when it was taken
+    again = Site(overlapping(4), Rounds(broken.rounds.committed[2]))
+    again.training.restore(second)
+    assert not again.training.resting
+    run(again.training.close())
+    last = again.training.snapshot()
+    assert (again.training.resting, last.state.round, last.pending_tokens) == (True, 3, ())
+
+
 def test_with_fragments_each_part_is_brought_at_its_own_time() -> None:
     parts = config(inner={"total_steps": 8, "eval_every": 0}, **{**LOCAL, "fragments": 2})
     site = Site(parts, Rounds(begin()))

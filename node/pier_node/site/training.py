@@ -131,8 +131,8 @@ class Training:
 
     @property
     def resting(self) -> bool:
-        """Whether `snapshot` is valid: the workers are not publishing."""
-        return self._inner.resting
+        """Whether `snapshot` is valid: the workers are not publishing, and no update that is in its state is in Δ."""
+        return self._inner.resting and self._flight is None
 
     def snapshot(self) -> Checkpoint:
         """A checkpoint of this site at rest."""
