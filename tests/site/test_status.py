@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from pier_node.base.errors import PierError
 from pier_node.site.report import METRICS, StatusServer, finite
 
 STATUS: dict[str, Any] = {
@@ -38,6 +39,13 @@ async def get(url: str) -> str:
 
 async def test_healthz(page: str) -> None:
     assert await get(f"{page}/healthz") == '{"ok": true, "phase": "training"}'
+
+
+async def test_a_port_in_use_is_said(page: str) -> None:
+    port = int(page.rpartition(":")[2])
+    with pytest.raises(PierError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use") as error:
+        await StatusServer(lambda: STATUS).start(port)
+    assert "--http" in error.value.remedy
 
 
 async def test_json_has_null_for_what_is_not_known(page: str) -> None:

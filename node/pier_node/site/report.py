@@ -23,6 +23,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
+from pier_node.base.errors import PierError
 from pier_node.base.http import under_known_names
 from pier_node.config.run import RunConfig
 from pier_node.engine.program import RunView
@@ -362,7 +363,7 @@ class StatusServer:
         }
 
     async def start(self, port: int) -> int:
-        """Start listening. Returns the port."""
+        """Start listening. Returns the port. Raises PierError."""
         app = web.Application(middlewares=[under_known_names()])
         app.add_routes(
             [web.get("/healthz", self._healthz), web.get("/status", self._json), web.get("/metrics", self._metrics)]
@@ -370,7 +371,11 @@ class StatusServer:
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", port)
-        await site.start()
+        try:
+            await site.start()
+        except OSError as error:
+            problem = f"the status page cannot listen on 127.0.0.1:{port}: {os.strerror(error.errno or 0)}"
+            raise PierError(problem, "Choose another port with --http PORT, or leave it out.") from error
         return int(self._runner.addresses[0][1])
 
     async def stop(self) -> None:
