@@ -10,12 +10,12 @@ import pytest
 from gossip.cases import PairMember, acquainted
 from hypothesis import given
 from hypothesis import strategies as st
-from rounds.cases import CALM, LENGTH, outer_state
+from rounds.cases import CALM, LENGTH, outer_state, shared
 from simulation.network import Network
 from simulation.virtual_time import run
 
 from pier_node.gossip.catch_up import CatchUpInPairs, median
-from pier_node.outer.state import OuterState
+from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
 from pier_node.wire.states import StateServer
 
 
@@ -109,6 +109,17 @@ def test_those_that_cannot_give_theirs_are_passed_over(caplog: pytest.LogCapture
         scene = Scene(network, None, a=at(1.0, "a", 20), b=at(2.0, "b", 20), c=at(3.0, "c", 20), d=at(4.0, "d", 20))
         scene.members["a"].pairs.state = replace(scene.members["a"].pairs.state, round=30)  # not on its disk yet
         assert (await scene.state("a", "b", "c", "d")).anchor.tolist() == [3.0] * LENGTH
+
+    run(main())
+
+
+def test_a_state_with_vectors_that_no_pair_has_is_passed_over() -> None:
+    async def main() -> None:
+        liar = at(9.0, "a", 20)
+        liar = replace(liar, tensors={**liar.tensors, ADAM_M: shared([0.0] * LENGTH), ADAM_V: shared([0.0] * LENGTH)})
+        scene = Scene(Network(1, CALM), None, a=liar, b=at(1.0, "b", 20), c=at(2.0, "c", 20), d=at(3.0, "d", 20))
+        state = await scene.state("a", "b", "c", "d")
+        assert (state.anchor.tolist(), {*state.tensors}) == ([2.0] * LENGTH, {ANCHOR, MOMENTUM})
 
     run(main())
 

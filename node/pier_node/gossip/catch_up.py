@@ -18,7 +18,7 @@ from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import SharedVector
 from pier_node.gossip.standing import Standing
 from pier_node.outer.mean import norm_limit
-from pier_node.outer.state import PIECE, OuterState
+from pier_node.outer.state import ANCHOR, MOMENTUM, PIECE, OuterState
 from pier_node.rounds.catch_up import Arrival, Tries, Wanted, fetch_state, persist
 from pier_node.wire.carrier import Carrier, PeerLost
 
@@ -74,6 +74,8 @@ class CatchUpInPairs:
         wanted = Wanted(self._length, pulse.round, digest=pulse.digest)
         givers = [node, *self._standing.holders(pulse.digest)]
         state = (await fetch_state(self._carrier, givers, wanted, tries, Arrival())).state
+        if {*state.tensors} != {ANCHOR, MOMENTUM}:
+            raise PeerLost(node, f"its state has the vectors {', '.join(state.tensors)}")
         if own is not None and state.norm > (limit := norm_limit(own.norm)):
             raise PeerLost(node, f"its weights have the norm {state.norm:.3g}; {limit:.3g} is allowed")
         return state
