@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -79,6 +80,16 @@ async def test_any_length(length: int, peers: int, adam: bool) -> None:
         net, _ = network(state, "abc"[:peers])
         fetched = await fetch(net, "abc"[:peers], length=length)
     assert same_bits(fetched.state, state)
+
+
+async def test_a_state_of_the_run_has_momentum_and_that_of_a_stage_need_not_have_it() -> None:
+    """Without it, no outer step can follow: a member that hands one over as its result would end all others."""
+    state = outer_state(LENGTH, adam=True)
+    bare = replace(state, tensors={name: it for name, it in state.tensors.items() if name != states.MOMENTUM})
+    net, _ = network(bare, "a")
+    with pytest.raises(PeerLost, match="its manifest is refused: it lists the tensors"):
+        await fetch(net, "a", digest=bare.digest)
+    assert (await fetch(net, "a", digest=bare.digest, stage=1)).state.digest == bare.digest
 
 
 async def test_peers_share_the_work() -> None:

@@ -374,7 +374,7 @@ class _Transfer:
             request = StateRequest(trusted=trust.state.round + 1)
         manifest = await self._carrier.call(peer, DESCRIBE, request, self._timeout)
         try:
-            described = examine(manifest, self._wanted.length)
+            described = examine(manifest, self._wanted.length, self._wanted.stage > 0)
             if trust:
                 trust.admit(manifest)
         except BadMessage as error:

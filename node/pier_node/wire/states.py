@@ -34,8 +34,10 @@ Hashes = Mapping[str, list[bytes]]
 
 _OUTER = {ANCHOR, MOMENTUM}
 _MOMENTS = {ADAM_M, ADAM_V}
-_KINDS = (_OUTER, _OUTER | _MOMENTS, {ANCHOR} | _MOMENTS)
-"""The sets of tensors that a state may consist of; the last is that of a pipeline stage."""
+_KINDS = (_OUTER, _OUTER | _MOMENTS)
+"""The sets of tensors that a state may consist of."""
+_OF_STAGE = (*_KINDS, {ANCHOR} | _MOMENTS)
+"""Those of a pipeline's stage."""
 
 RUN = 16
 """Most pieces that one request asks for."""
@@ -79,13 +81,17 @@ def describe(state: OuterState) -> Manifest:
     )
 
 
-def examine(manifest: Manifest, length: int) -> Description:
-    """Check a manifest of vectors of `length` elements. Raises BadMessage, which says what is wrong."""
+def examine(manifest: Manifest, length: int, of_stage: bool = False) -> Description:
+    """Check a manifest of vectors of `length` elements. Raises BadMessage, which says what is wrong.
+
+    Args:
+        of_stage: it is that of a pipeline's stage, and not of the run's state.
+    """
     if manifest.piece_length != states.PIECE:
         raise BadMessage(f"its pieces have {manifest.piece_length} elements, ours {states.PIECE}")
     hashes = {tensor.name: _hashes_of(tensor, length) for tensor in manifest.tensors}
     names = set(hashes)
-    if len(names) != len(manifest.tensors) or names not in _KINDS:
+    if len(names) != len(manifest.tensors) or names not in (_OF_STAGE if of_stage else _KINDS):
         raise BadMessage(f"it lists the tensors {', '.join(tensor.name for tensor in manifest.tensors) or 'none'}")
     members, ledger = tuple(manifest.members), dict(manifest.ledger)
     state = {name: hashes[name] for name in sorted(names)}
