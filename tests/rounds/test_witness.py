@@ -124,6 +124,18 @@ def test_if_its_file_is_gone_it_gives_no_vote(here: Callable[[], Witness], tmp_p
     assert "cannot know whether it gave its vote" in again.answer("a", request(2), "a").reason
 
 
+def test_of_nodes_that_voted_twice_it_remembers_members_and_those_it_was_just_told(tmp_path: Path) -> None:
+    """Anybody can make up nodes and have them vote twice."""
+    statements = PlainStatements(W, W)
+    witness = Witness(tmp_path / WITNESS_FILE, W, statements)
+    for node in ("b", "x", "y", "z"):
+        votes = [Vote(node=node, round=2, ballot=Ballot(number=1, leader=node), digest=bytes([it])) for it in (1, 2)]
+        one, other = map(PlainStatements(node).seal, votes)
+        told = DoubleVote(one=one, other=other)
+        witness.answer("a", WitnessRequest(base=digest(2), proof=CHAIN, double_votes=[told]), "a")
+    assert {*statements.convicted} == {"b", "z"}
+
+
 def test_votes_of_nodes_that_voted_twice_are_not_needed(here: Callable[[], Witness]) -> None:
     """Of a, b, c and d, d is convicted, so a and b were enough for round 2."""
     base = Ballot(number=1, leader="d")

@@ -72,9 +72,11 @@ class Witness:
                 first = Trusted(-1, b"", (founder,))
                 self._keep(first, "")
                 self._trusted = first
-            before = self._trusted
+            before, convicted = self._trusted, self._statements.convicted
+            for node in convicted.keys() - {*before.members}:  # anybody can make up nodes that vote twice
+                del convicted[node]
             for proof in request.double_votes:
-                self._statements.convicted[read_double_vote(proof, self._statements)] = proof
+                convicted[read_double_vote(proof, self._statements)] = proof
             trust = Trust(before, self._statements)
             trust.learn([link for link in request.proof if link.round > before.round])
             now = trust.state
