@@ -29,6 +29,8 @@ POLL = 10.0
 """Seconds for which a question is held open before the member asks again."""
 UNREMARKABLE = 5.0
 """Seconds for which something may be missing before the log says so."""
+NAMED = 50
+"""Most sites that a reason to wait names."""
 BUSY = "most of the last round's members are still training"
 """A reason to wait that is not logged; it also covers a leader that is about to commit the previous round."""
 
@@ -224,13 +226,13 @@ class Leader:
         """Why this group cannot start with this vote besides its own, in words; empty if it can."""
         votes = quorum.votes_of({node: self._arrivals[node].announced for node in group})
         if not quorum.has_quorum({*votes, more}, self._statements.base(view.state.members)):
-            absent = ", ".join(sorted(set(view.state.members) - votes - {*self._roster.participants()}))
+            absent = _some({*view.state.members} - votes - {*self._roster.participants()})
             witness = f"; the witness does not give its vote: {self.witness_says}" if self.witness_says else ""
             return f"no majority of the last round's members is here; absent: {absent}{witness}" if absent else BUSY
         readies = [self._arrivals[node].ready for node in group]
         decision = quorum.choose_value(readies, self._voters(group), self._statements.convicted)
         if isinstance(decision, quorum.Blocked):
-            return f"a result may have been committed by sites that are not here: {', '.join(decision.missing)}"
+            return f"a result may have been committed by sites that are not here: {_some(decision.missing)}"
         if isinstance(decision, quorum.Fresh) and len(group) < view.sites:
             return f"waiting for {view.sites - len(group)} more of the run's {view.sites} sites"
         return ""
@@ -273,6 +275,12 @@ class Leader:
             log.log(waiting_level(self._view().sites), "round %d waits: %s", self._round, problem)
         self._told = problem
         return None
+
+
+def _some(nodes: Collection[str]) -> str:
+    """These nodes in words: a message has no room for the names of many (wire/bounds.py)."""
+    named, more = sorted(nodes)[:NAMED], len(nodes) - NAMED
+    return ", ".join(named) + (f" and {more} more" if more > 0 else "")
 
 
 def waiting_level(sites: int) -> int:
