@@ -23,19 +23,35 @@ from wire.sites import (
 )
 
 from pier_node.base.errors import PierError
+from pier_node.config.run import SITES
 from pier_node.wire import links
 from pier_node.wire.addresses import first_hop
-from pier_node.wire.carrier import BEAT, DESCRIBE, LEAVE, MESSAGE_BYTES, PROBE, PROTOCOL, Chunk, PeerLost, PeerRefused
+from pier_node.wire.carrier import (
+    BEAT,
+    DESCRIBE,
+    GATHER,
+    LEAVE,
+    MESSAGE_BYTES,
+    PROBE,
+    PROTOCOL,
+    Chunk,
+    PeerLost,
+    PeerRefused,
+)
 from pier_node.wire.links import CallMetadata, SiteCarrier
 from pier_proto.v1.peer_pb2 import (
     Ack,
+    Ballot,
     FetchRequest,
     LeaveRequest,
     Manifest,
     ProbeReply,
     ProbeRequest,
+    Proposal,
     Pulse,
+    Signed,
     StateRequest,
+    Value,
 )
 
 
@@ -170,6 +186,25 @@ async def test_only_a_manifest_may_be_long(sites: Sites) -> None:
     async with sites.pair() as (alice, bob):
         bob.serve(DESCRIBE, describe)
         assert await alice.call(bob.node, DESCRIBE, StateRequest(), 2 * QUICK) == long
+
+
+async def test_a_proposal_of_many_that_have_all_voted_arrives(sites: Sites) -> None:
+    """Each of their announcements names all who took part in the attempt that they voted in."""
+    nodes = [f"{number:016x}" for number in range(SITES)]
+    ballot = Ballot(number=7, leader=nodes[0])
+    voted = Value(origin=ballot, digest=samples.HASH, members=nodes)
+    proposal = Proposal(verdict=Proposal.VERDICT_GO, round=9, ballot=Ballot(number=8, leader=nodes[0]), adopt=voted)
+    for node in nodes:
+        proposal.shares.add(node=node)
+        said = samples.changed(samples.READY, node=node, voted=voted, voted_in=ballot).SerializeToString()
+        proposal.readies.add(node=node, statement=said, public=bytes(91), signature=bytes(72))
+
+    async def gather(sender: str, request: Signed) -> Proposal:
+        return proposal
+
+    async with sites.pair() as (alice, bob):
+        bob.serve(GATHER, gather)
+        assert await alice.call(bob.node, GATHER, samples.SIGNED[0], 2 * QUICK) == proposal
 
 
 async def test_a_handler_that_fails_is_logged_and_told(sites: Sites, caplog: pytest.LogCaptureFixture) -> None:

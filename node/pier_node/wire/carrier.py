@@ -90,9 +90,11 @@ PROTOCOL = 5
 MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)
 """Largest message in bytes: a chunk with the fields that name it."""
 REPLY_BYTES = 2 << 20
-"""Largest answer in bytes except Describe's: a Hello with a roster of 1024 sites and the run's configuration."""
+"""Largest answer in bytes except those below: a Hello with a roster of 1024 sites and the run's configuration."""
 MANIFEST_BYTES = 16 << 20
 """Largest answer to Describe, in bytes."""
+PROPOSAL_BYTES = 32 << 20
+"""Largest answer to Gather, in bytes: 1024 announcements, each of which names 1024 sites that it has voted with."""
 TOKENIZER_BYTES = 64 << 20
 """Largest tokenizer.json that is sent, in bytes: those of vocabularies of 262,144 tokens have half of it."""
 
@@ -135,7 +137,7 @@ class Method(Generic[Q, R]):
 HELLO = Method("Hello", pb.HelloRequest, pb.HelloReply)
 BEAT = Method("Beat", pb.Pulse, pb.Pulse)
 LEAVE = Method("Leave", pb.LeaveRequest, pb.Ack)
-GATHER = Method("Gather", pb.Signed, pb.Proposal)
+GATHER = Method("Gather", pb.Signed, pb.Proposal, PROPOSAL_BYTES)
 VOTE = Method("CastVote", pb.Signed, pb.Ack)
 ABORT = Method("Abort", pb.AbortNotice, pb.Ack)
 MEET = Method("Meet", pb.MeetRequest, pb.MeetReply)

@@ -32,8 +32,8 @@ from pier_node.wire.carrier import (
     DESCRIBE,
     EXCHANGE,
     FETCH,
+    GATHER,
     KEEPALIVE,
-    MANIFEST_BYTES,
     MESSAGE_BYTES,
     REPLY_BYTES,
     BadMessage,
@@ -51,6 +51,8 @@ END = b""
 """Closes a pushed stream. The receiver's library cannot tell a stream that was cut off from a complete one."""
 
 CALLS_PER_CONNECTION = 64
+LONG = (DESCRIBE, GATHER)
+"""Methods whose answers may be longer than others."""
 
 _BOTH: dict[str, int] = {
     # A NAT or firewall silently forgets an idle connection after about a minute.
@@ -66,15 +68,15 @@ _SERVER: dict[str, int] = {
     "grpc.http2.max_ping_strikes": 0,
 }
 _CLIENT: dict[str, int | str] = {
-    "grpc.max_receive_message_length": MANIFEST_BYTES,
+    "grpc.max_receive_message_length": max(method.most for method in LONG),
     "grpc.service_config": json.dumps(
         {
             "methodConfig": [
                 {"name": [{}], "maxResponseMessageBytes": REPLY_BYTES},
-                {
-                    "name": [{"service": SERVICE, "method": DESCRIBE.name}],
-                    "maxResponseMessageBytes": MANIFEST_BYTES,
-                },
+                *(
+                    {"name": [{"service": SERVICE, "method": method.name}], "maxResponseMessageBytes": method.most}
+                    for method in LONG
+                ),
             ]
         }
     ),
