@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pier_node.site.coordinator.records import BATCH, Reports
+from pier_coordinator.service.bounds import parse
+from pier_node.site.coordinator.records import BATCH, LINE, Reports
 from pier_proto.v1.coordinator_pb2 import Note, Record, ReportRequest
 
 
@@ -61,6 +62,18 @@ def test_a_report_has_a_bounded_number_of_records() -> None:
     reports.stored(first.first + BATCH)
     rest = reports.request(b"lease")
     assert (rest.first, len(rest.records), rest.stream) == (BATCH, 5, first.stream)
+
+
+def test_a_report_of_long_notes_is_no_longer_than_the_coordinator_takes() -> None:
+    reports, written = Reports(), ["é" * LINE] * BATCH
+    for text in written:
+        reports.add(record(text))
+    read: list[str] = []
+    while len(reports):
+        request = reports.request(b"lease")
+        read += texts(parse(ReportRequest, request.SerializeToString()))
+        reports.stored(request.first + len(request.records))
+    assert read == written
 
 
 def test_what_was_dropped_meanwhile_is_not_taken_for_stored() -> None:

@@ -26,6 +26,8 @@ KEEP = 20_000
 """Records kept while the coordinator does not answer: about a day of samples and short rounds."""
 BATCH = 200
 """Records in one report."""
+BATCH_BYTES = 256 << 10
+"""Bytes of the records in one report: the coordinator takes messages that are half as long again."""
 
 
 class Reports:
@@ -54,7 +56,13 @@ class Reports:
 
     def request(self, lease: bytes) -> ReportRequest:
         """A report of the oldest records."""
-        records = [self._records[number] for number in range(min(BATCH, len(self._records)))]
+        records, size = list[Record](), 0
+        for number in range(min(BATCH, len(self._records))):
+            record = self._records[number]
+            size += record.ByteSize()
+            if records and size > BATCH_BYTES:
+                break
+            records.append(record)
         return ReportRequest(lease=lease, stream=self._stream, first=self._first, records=records, dropped=self.dropped)
 
     def stored(self, below: int) -> None:
