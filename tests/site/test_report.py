@@ -78,6 +78,17 @@ def test_it_reports_the_committed_round() -> None:
     run(main())
 
 
+def test_tokens_count_once_though_each_fragment_has_its_own_count_of_them() -> None:
+    async def main() -> None:
+        carrier = Network(1, Weather()).join("a")
+        reporter = Reporter(CONFIG, Site(node="a"), carrier, Progress())
+        tensors = {ANCHOR: SharedVector(4), MOMENTUM: SharedVector(4)}
+        state = OuterState(3, ("a", "b"), tensors, {"a": 600, "a/1": 550, "b": 500, "b/1": 450})
+        assert reporter.event(state, Roster(carrier, reporter.pulse))["tokens_in_anchor"] == 1100
+
+    run(main())
+
+
 def test_the_tokens_of_a_pipeline_are_those_of_its_steps() -> None:
     async def main() -> None:
         carrier = Network(1, Weather()).join("a")

@@ -231,9 +231,12 @@ class Reporter:
         }
 
     def _tokens_in(self, state: OuterState) -> int:
-        """Tokens that a state was trained with. In a pipeline, the ledger holds something else."""
+        """Tokens that a state was trained with; each of its fragments has been trained with about as many.
+
+        In a pipeline, the ledger holds something else.
+        """
         if self.config.pipeline.stages == 1:
-            return sum(state.ledger.values())
+            return sum(count for key, count in state.ledger.items() if "/" not in key)
         return vote_state_of(state).steps * self.config.pipeline.microbatches * self.config.step_tokens
 
     def _proven(self) -> Trusted | None:
