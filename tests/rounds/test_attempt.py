@@ -19,6 +19,7 @@ from pier_node.rounds.attempt import TELLS, Attempt, check_finite
 from pier_node.rounds.commitments import Cast
 from pier_node.rounds.proofs import Trusted, follow
 from pier_node.rounds.suspects import NOBODY, Suspicion
+from pier_node.wire.bounds import FIELDS
 from pier_node.wire.carrier import VOTE
 from pier_proto.v1.peer_pb2 import AbortNotice, Ack, Ready, Signed, Value, Vote
 
@@ -287,6 +288,21 @@ def test_all_are_told_why_and_of_whom_who_may_be_waiting(suspicion: Suspicion) -
         await Attempt(*parts, fresh(*"abc"), announced(member)).give_up(suspicion)
         notice = AbortNotice(node="a", round=1, ballot=BALLOT, suspect="c", reason="cut")
         assert [puppet.aborts for puppet in puppets] == [[notice], [notice]]
+
+    run(main())
+
+
+def test_a_long_reason_is_cut_to_what_a_message_holds() -> None:
+    """Such as that of each of many holders that could not hand over a result."""
+
+    async def main() -> None:
+        network = Network(1, CALM)
+        member, puppet = Member(network, "a", outer_state("ab")), Puppet(network, "b")
+        parts = member.tools, member.rounds.state, member.rounds.promises
+        await Attempt(*parts, fresh(*"ab"), announced(member)).give_up(Suspicion("b", "nobody is left; " * 1000))
+        (notice,) = puppet.aborts
+        assert FIELDS[AbortNotice]["reason"].holds(notice.reason)  # type: ignore[union-attr]
+        assert notice.reason.startswith("nobody is left; nobody")
 
     run(main())
 

@@ -41,6 +41,8 @@ T = TypeVar("T")
 
 TELL_TIMEOUT = 10.0
 TELLS = 3
+REASON = 1000
+"""Most characters of a reason that others are told: a message does not hold every one (wire/bounds.py)."""
 LAST_VOTES = 5.0
 """Seconds that our vote gets to arrive once all others' are here; who misses it sees our commit in a pulse."""
 
@@ -189,7 +191,7 @@ class Attempt:
             round=self._proposal.round,
             ballot=self.ballot,
             suspect=suspicion.node or next(iter(suspicion.told), NOBODY),  # who only refused has a part in it, too
-            reason=suspicion.reason,
+            reason=suspicion.reason[:REASON],
         )
         others = [node for node in self.group if node != self._tools.node]
         await asyncio.gather(*(self._tools.tell(node, ABORT, notice) for node in others))
