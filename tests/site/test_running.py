@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pier_node.base.errors import PierError
+from pier_node.base.processes import ticks_of
 from pier_node.site.running import CLOCK_STEP, Running, find_daemon
 
 
@@ -47,9 +48,9 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
     started.communicate()
 
 
-def note(folder: Path, pid: int, http: str = "http://127.0.0.1:1", age: float = 0.0) -> None:
+def note(folder: Path, pid: int, http: str = "http://127.0.0.1:1", age: float = 0.0, **began: int) -> None:
     path = folder / "daemon.json"
-    path.write_text(json.dumps({"pid": pid, "http": http}))
+    path.write_text(json.dumps({"pid": pid, "http": http, **began}))
     written = path.stat().st_mtime - age
     os.utime(path, (written, written))
 
@@ -90,6 +91,14 @@ def test_a_process_that_began_after_the_file_is_another_one(tmp_path: Path, proc
     assert find_daemon(tmp_path) is None
     note(tmp_path, process.pid, age=CLOCK_STEP / 2)
     assert find_daemon(tmp_path) is not None
+
+
+def test_a_clock_that_was_set_after_the_start_hides_no_daemon(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    """The system tells the time of a process's start by the clock of now."""
+    note(tmp_path, process.pid, age=3600, began=ticks_of(process.pid))
+    assert find_daemon(tmp_path) is not None
+    note(tmp_path, process.pid, began=ticks_of(process.pid) - 1)
+    assert find_daemon(tmp_path) is None
 
 
 def test_another_program_is_no_daemon(tmp_path: Path) -> None:

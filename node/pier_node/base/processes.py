@@ -53,6 +53,11 @@ def _prctl(option: int, argument: int | bytes) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
+def ticks_of(pid: int) -> int:
+    """When a process began, in ticks since the machine did (proc(5)), which no clock changes. Raises OSError."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a program wrote to stdout and stderr, and its exit code."""

@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING
 
 from pier_node.base import durable
 from pier_node.base.errors import PierError
+from pier_node.base.processes import ticks_of
 from pier_node.base.tasks import Background, first_of
 from pier_node.base.toml import read_toml, validated
 from pier_node.config.run import RunConfig
@@ -290,9 +291,10 @@ class Entrance:
         server = StatusServer(lambda: self.reporter.status(self.roster))
         port = await server.start(self.settings.http)
         stack.push_async_callback(server.stop)
-        path = self.settings.folder / DAEMON_FILE
+        path, pid = self.settings.folder / DAEMON_FILE, os.getpid()
+        noted = {"pid": pid, "began": ticks_of(pid), "http": f"http://127.0.0.1:{port}"}
         try:
-            durable.replace(path, json.dumps({"pid": os.getpid(), "http": f"http://127.0.0.1:{port}"}).encode())
+            durable.replace(path, json.dumps(noted).encode())
         except OSError as error:
             raise unwritable(self.settings.folder, error) from error
         stack.callback(path.unlink, missing_ok=True)

@@ -17,6 +17,7 @@ from urllib.request import ProxyHandler, build_opener
 import psutil
 
 from pier_node.base.errors import PierError
+from pier_node.base.processes import ticks_of
 from pier_node.rounds.folder import DAEMON_FILE, EVENTS_FILE, load_run, read_events
 
 Status = dict[str, Any]
@@ -56,24 +57,31 @@ def find_daemon(folder: Path) -> Running | None:
     try:
         fields, written = json.loads(path.read_bytes()), path.stat().st_mtime
         running = Running(folder, int(fields["pid"]), str(fields["http"]))
+        began = int(fields["began"]) if "began" in fields else None
     except FileNotFoundError:
         return None
     except PermissionError as error:
         raise PierError(f"{path}: {error.strerror}", "Ask as the user that owns the --data folder.") from error
     except (ValueError, KeyError, TypeError):
         return None
-    return running if _is_daemon(running.pid, written) else None
+    return running if _is_daemon(running.pid, written, began) else None
 
 
-def _is_daemon(pid: int, written: float) -> bool:
-    """Whether a process is the one that wrote daemon.json: process ids are reused."""
+def _is_daemon(pid: int, written: float, began: int | None) -> bool:
+    """Whether a process is the one that wrote daemon.json: process ids are reused.
+
+    Args:
+        written: when it was, in seconds since 1970.
+        began: when that process began, see `ticks_of`; None: an earlier version did not write that down.
+    """
     try:
         process = psutil.Process(pid)
         words = " ".join(process.cmdline())
-        began, over = process.create_time(), process.status() == psutil.STATUS_ZOMBIE
-    except psutil.Error:
+        over = process.status() == psutil.STATUS_ZOMBIE
+        same = process.create_time() <= written + CLOCK_STEP if began is None else ticks_of(pid) == began
+    except (psutil.Error, OSError):
         return False
-    return not over and began <= written + CLOCK_STEP and ("pier-node" in words or "pier_node" in words)
+    return not over and same and ("pier-node" in words or "pier_node" in words)
 
 
 TAIL = 1 << 16
