@@ -19,7 +19,7 @@ from pier_node.outer.state import OuterState
 from pier_node.rounds.attempt import Attempt
 from pier_node.rounds.commitments import Cast
 from pier_node.rounds.suspects import Suspicion
-from pier_proto.v1.peer_pb2 import Link, Proposal, Ready, Signed, Value, Vote
+from pier_proto.v1.peer_pb2 import Ballot, Link, Proposal, Ready, Signed, Value, Vote
 
 BALLOT = ballot(3, "a")
 
@@ -31,18 +31,19 @@ def fresh(*names: str) -> Proposal:
     return Proposal(verdict=Proposal.VERDICT_GO, round=1, ballot=BALLOT, shares=dealt, readies=readies)
 
 
-def _announced(node: str) -> Signed:
-    return PlainStatements(node).seal(Ready(node=node, round=1, votes=[node]))
+def _announced(node: str, seen: Ballot | None = None) -> Signed:
+    return PlainStatements(node).seal(Ready(node=node, round=1, votes=[node], seen=seen))
 
 
 def adopting(result: OuterState, members: str, holders: str, *names: str) -> Proposal:
-    adopted = Value(origin=ballot(1), digest=result.digest, members=list(members))
+    origin = ballot(1)
+    adopted = Value(origin=origin, digest=result.digest, members=list(members))
     return Proposal(
         verdict=Proposal.VERDICT_GO,
         round=1,
         ballot=BALLOT,
         shares=fresh(*names).shares,
-        readies=fresh(*names).readies,
+        readies=[_announced(node, origin if node in members else None) for node in names],
         adopt=adopted,
         holders=list(holders),
     )

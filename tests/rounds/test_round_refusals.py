@@ -284,12 +284,16 @@ def test_a_stranger_that_says_it_saw_an_absurd_ballot_stops_nobody() -> None:
     run(main())
 
 
-def test_a_result_of_others_than_those_who_took_part_is_not_adopted() -> None:
+@pytest.mark.parametrize(
+    ("made_by", "took_part"),
+    [("z", "abc"), ("z", "abcz"), ("cz", "abcz"), ("acz", "abcz")],
+)
+def test_a_result_of_others_than_those_who_took_part_is_not_adopted(made_by: str, took_part: str) -> None:
     """A member that lies may hand over what it likes, but not make others the base of the next round."""
 
     async def main() -> None:
-        network, made_up = Network(1, CALM), outer_state("z", round=1, anchor=[0.1] * LENGTH)
-        vote = Cast((2, "c"), (2, "c"), made_up.digest, ("a", "b", "c"))
+        network, made_up = Network(1, CALM), outer_state(made_by, round=1, anchor=[0.1] * LENGTH)
+        vote = Cast((2, "c"), (2, "c"), made_up.digest, tuple(took_part))
         members = stranger(network, Commitments.fresh(0, "s"))
         liar = members["c"] = Member(network, "c", outer_state("abc"), Commitments(0, frozenset("c"), (2, "c"), vote))
         liar.rounds.promises.shadow = made_up

@@ -27,7 +27,7 @@ from pier_node.rounds.commitments import Cast, Journal, Promises
 from pier_node.rounds.double_votes import remembers
 from pier_node.rounds.means import Means
 from pier_node.rounds.proofs import Proofs, plan_name
-from pier_node.rounds.quorum import needed
+from pier_node.rounds.quorum import has_quorum, needed, order
 from pier_node.rounds.reduce import CHUNK, Codes, Plan, Reduction
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
@@ -238,11 +238,23 @@ class Attempt:
 
     def _check_members(self, shadow: OuterState, value: pb.Value) -> None:
         """Refuse a result whose members took part in no attempt at it, or with tokens of ours that we did not bring."""
-        strange = {*shadow.members} - {*value.members} or {*self._state.members}.isdisjoint(value.members)
+        strange = {*shadow.members} - {*value.members} or not self._can_have_made({*shadow.members}, value.origin)
         ours = [key for key in {*shadow.ledger, *self._state.ledger} if key.partition("/")[0] == self._tools.node]
         risen = any(shadow.ledger.get(key, 0) != self._state.ledger.get(key, 0) for key in ours)
         if strange or (risen and self._tools.node not in shadow.members):
             raise Suspicion(self._proposal.holders[0], "its result is not of the sites that took part in it")
+
+    def _can_have_made(self, members: set[str], origin: pb.Ballot) -> bool:
+        """Whether these can have been the members of the attempt under this ballot, which carried a quorum.
+
+        All members of our attempt come to the same answer: of each of them its announcement says whether it has been in
+        that attempt, and whether it has given votes away; if not, nobody else can have had its own.
+        """
+        read, base = self._tools.statements.read, self._tools.statements.base(self._state.members)
+        here = {signed.node: read(pb.Ready, signed) for signed in self._proposal.readies}
+        givers = {signed.node for ready in here.values() for signed in ready.handovers}
+        took_part = all(order(here[node].seen) >= order(origin) for node in members & here.keys())
+        return took_part and has_quorum(base.votes - (here.keys() - givers - members), base)
 
     async def _check_length_of_step(self, shadow: OuterState) -> None:
         """Refuse a result further from our state than a round can lead: nobody knows who made it. Raises Suspicion."""
