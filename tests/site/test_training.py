@@ -478,6 +478,23 @@ def test_an_update_that_others_would_refuse_contributes_nothing(lands: float) ->
     assert (second.start, second.adam_step, second.adam_m) == (100.0, 0, 0.0), "and its moments are forgotten"
 
 
+def test_with_overlap_a_checkpoint_has_no_tokens_of_steps_that_are_forgotten() -> None:
+    """Or its site, killed and back, would bring nothing with their weight to its next round."""
+    site = Site(overlapping(3), Rounds(begin()))
+    run_steps, saved = site.trainer.run, list[tuple[int, tuple[int, ...], int]]()
+
+    async def astray(first_step: int, *args: Any, **job: Any) -> Done:
+        site.trainer.lands = math.nan if first_step == 4 else None
+        return await run_steps(first_step, *args, **job)
+
+    async def save(checkpoint: Checkpoint) -> None:
+        saved.append((checkpoint.state.round, checkpoint.pending_tokens, checkpoint.adam_step))
+
+    site.trainer.run, site.on_commit = astray, save  # type: ignore[method-assign]
+    site.run()
+    assert saved[0] == (1, (), 0)
+
+
 @pytest.mark.parametrize(("lands", "said"), [(100.0, True), (99.0, False)])
 def test_steps_that_change_no_weight_are_said(lands: float, said: bool, caplog: pytest.LogCaptureFixture) -> None:
     """As when a program replaces the parameters that it gave to `pier.join`; training begins at 100."""

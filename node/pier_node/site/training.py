@@ -235,9 +235,9 @@ class Training:
             if landed:
                 await self._settled(self.snapshot())
             return
-        checkpoint, number = self.snapshot(), self._rounds.coming()
-        if number <= total_rounds(self._config):
+        if (number := self._rounds.coming()) <= total_rounds(self._config):
             await self._launch(round_plan(self._config, number), tokens)
+        checkpoint = self.snapshot()  # without what has just been forgotten, if training diverged
         if landed:
             await self._settled(checkpoint)
         small = self._layout.length < LARGE
