@@ -68,6 +68,13 @@ def alone(folder: Path) -> Asking:
     return opened(folder, model=folder)
 
 
+def test_without_a_token_that_ends_texts_nothing_ends_them(tmp_path: Path) -> None:
+    library = byte_tokenizer()
+    library.add_tokens(["None"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    assert ModelTokenizer(tmp_path).ends == set()
+
+
 def client(address: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=60.0)
 

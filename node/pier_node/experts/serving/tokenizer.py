@@ -46,7 +46,8 @@ class ModelTokenizer(FileTokenizer):
         self._special = {key: _text(value) for key, value in about.items() if key.endswith("_token")}
         self._template = _template(folder, about)
         named = [_read(folder / name).get("eos_token_id") for name in ("generation_config.json", "config.json")]
-        own = [self._library.token_to_id(str(self._special.get("eos_token")))]
+        end = self._special.get("eos_token")
+        own = [self._library.token_to_id(end)] if isinstance(end, str) else []
         ids = [id for each in [*named, own] for id in (each if isinstance(each, list) else [each])]
         self.ends = {id for id in ids if isinstance(id, int)} or {self.separator} - {None}
 
