@@ -29,12 +29,12 @@ class Book:
 
     name: str
     size: int = 10
-    broken: bool = False
+    broken: Exception | None = None
     read: list[str] = field(default_factory=list)
 
     def load(self) -> OwnReader:
         if self.broken:
-            raise OSError("the disk has gone\nand more")
+            raise self.broken
         self.read.append(self.name)
         return MODEL
 
@@ -102,14 +102,19 @@ async def test_one_that_is_in_use_makes_room_for_nobody() -> None:
         assert pool.resident == [0, 2]
 
 
-async def test_one_that_cannot_be_read_is_lost_and_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    shelf: list[Any] = [Book("good"), Book("bad", broken=True)]
+@pytest.mark.parametrize(
+    ("error", "said"), [(OSError("the disk has gone\nand more"), "the disk has gone"), (MemoryError(), "MemoryError")]
+)
+async def test_one_that_cannot_be_read_is_lost_and_not_tried_again(
+    error: Exception, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf: list[Any] = [Book("good"), Book("bad", broken=error)]
     pool = Pool(shelf)
     for _ in range(2):
         with pytest.raises(Lost):
             await ask(pool, 1)
     assert pool.alive == [0]
-    assert [record.message for record in caplog.records] == ["the expert of bad drops out: the disk has gone"]
+    assert [record.message for record in caplog.records] == [f"the expert of bad drops out: {said}"]
 
 
 def test_too_little_memory_is_said_before_anybody_asks() -> None:

@@ -305,7 +305,8 @@ class Pool:
         """Stop using an expert."""
         self.lost.add(index)
         self._models.pop(index, None)
-        log.warning("the expert of %s drops out: %s", self.experts[index].name, str(why).splitlines()[0])
+        first = [*str(why).splitlines(), type(why).__name__][0]  # a MemoryError has no text
+        log.warning("the expert of %s drops out: %s", self.experts[index].name, first)
 
     def unplug(self, index: int) -> None:
         """Do not ask an expert until it is plugged."""
