@@ -145,6 +145,21 @@ def test_another_text_and_a_lost_expert_are_told_and_the_rest_is_scored(tmp_path
     assert "not the one that was planned with" in lines[1].problem
 
 
+def test_where_no_expert_can_be_scored_each_is_told(tmp_path: Path) -> None:
+    lines = list(said(order(["ef" * 16, "cd" * 16], ("topics", "")), tmp_path, tmp_path))
+    assert [(line.expert, bool(line.problem)) for line in lines] == [("ef" * 16, True), ("cd" * 16, True)]
+
+
+def test_a_refused_expert_without_its_parent_keeps_no_other_from_being_scored(tmp_path: Path) -> None:
+    names = [expert(tmp_path, "topics", 0, accepted=False), expert(tmp_path, "encodings", 1)]
+    lines = list(said(order(names, ("topics", "")), tmp_path, tmp_path))
+    assert [(line.expert, bool(line.sheet)) for line in lines] == [
+        (names[0], False),
+        (names[1], True),
+        (names[1], True),
+    ]
+
+
 async def test_it_is_done_in_a_process_of_its_own(tmp_path: Path) -> None:
     name = expert(tmp_path / "experts", "topics", 0)
     asked = order([name], ("encodings", ""))

@@ -226,12 +226,17 @@ async def scored(order: ScoringOrder, folder: Path, out: Path) -> AsyncGenerator
 def said(order: ScoringOrder, folder: Path, out: Path) -> Iterator[Said]:
     """Score; the sheets are written to `out`."""
     places: dict[str, tuple[str, Path]] = {}
+    contexts: list[int] = []
     for name in order.experts:
         try:
-            places[name] = expert_in(folder / name)
+            domain, place = expert_in(folder / name)
+            contexts.append(read_config(place).context)
+            places[name] = domain, place
         except PierError as error:
             yield Said(name, problem=error.problem)
-    context = min((read_config(place).context for _, place in places.values()), default=0)
+    if not places:
+        return
+    context = min(contexts)
     texts: Texts = {}
     for wanted in order.domains:
         try:
