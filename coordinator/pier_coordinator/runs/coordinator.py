@@ -18,6 +18,7 @@ from pier_coordinator.runs.sites import Presence, Registry
 from pier_coordinator.store import sites as stored
 from pier_coordinator.store.facts import Fact, event
 from pier_coordinator.store.store import Store
+from pier_coordinator.store.writer import Transaction
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, config_changes
 from pier_node.identity.tls import der
@@ -144,8 +145,7 @@ class Coordinator:
         """Store the run's configuration, or check that it is the one in the database. Raises PierError."""
         known = self.store.meta(CONFIG)
         if known is None:
-            await self.store.do(stored.put_meta, CONFIG, self.config.canonical())
-            await self.store.add_facts([run_fact(self.config, self.wall())])
+            await self.store.do(_begin, self.config, self.wall())
         elif known != self.config.canonical():
             raise PierError(
                 f"run.toml has changed since the run began: {config_changes(known, self.config.canonical())}",
@@ -311,6 +311,11 @@ class Coordinator:
         self.orders[standing.site.node] = standing.order
         self.sites[standing.site.node] = standing.site
         return standing.site
+
+
+def _begin(transaction: Transaction, config: RunConfig, now: float) -> None:
+    stored.put_meta(transaction, CONFIG, config.canonical())
+    transaction.add([run_fact(config, now)])
 
 
 def run_fact(config: RunConfig, now: float) -> Fact:

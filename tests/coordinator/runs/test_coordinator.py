@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from coordinator.cases import ALICE, BOB, CAROL, CONFIG, NOW, Clock, Ticket, ope
 from pier_coordinator.runs.coordinator import Coordinator
 from pier_coordinator.runs.sites import LEASE_SECONDS
 from pier_coordinator.store.sites import Refused, enrol, register, trusted
+from pier_coordinator.store.writer import Transaction
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, RunSection
 from pier_proto.v1.coordinator_pb2 import Paths
@@ -41,6 +43,18 @@ async def test_a_run_goes_on_with_its_own_configuration_only(tmp_path: Path) -> 
     store = open_store(tmp_path)
     with pytest.raises(PierError, match=r"run\.toml has changed since the run began"):
         await Coordinator(store, RunConfig(run=RunSection(name="other"))).begin()
+    await store.close()
+
+
+async def test_a_run_that_could_not_begin_begins_at_the_next_start(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    full = "CREATE TRIGGER full BEFORE INSERT ON facts BEGIN SELECT RAISE(ABORT, 'full'); END"
+    await store.do(Transaction.execute, full)
+    with pytest.raises(sqlite3.Error, match="full"):
+        await Coordinator(store, CONFIG).begin()
+    await store.do(Transaction.execute, "DROP TRIGGER full")
+    await Coordinator(store, CONFIG).begin()
+    assert [fact.kind for fact in store.facts()] == ["run"]
     await store.close()
 
 
