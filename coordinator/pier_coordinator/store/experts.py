@@ -175,9 +175,7 @@ class AcceptedPlan(Kept):
 
 def newest(connection: sqlite3.Connection) -> tuple[float, AcceptedPlan] | None:
     """The newest plan with the state of its jobs, and when it was accepted, in seconds since the epoch."""
-    row = connection.execute(
-        "SELECT id, accepted_at, plan FROM expert_plans ORDER BY accepted_at DESC, rowid DESC"
-    ).fetchone()
+    row = connection.execute("SELECT id, accepted_at, plan FROM expert_plans ORDER BY rowid DESC").fetchone()
     if row is None:
         return None
     plan = AcceptedPlan.model_validate_json(row["plan"])

@@ -61,6 +61,15 @@ async def test_the_store_keeps_node_result_and_who_has_declined(tmp_path: Path) 
     await store.close()
 
 
+async def test_the_plan_that_was_accepted_last_counts_also_when_the_clock_was_set_back(tmp_path: Path) -> None:
+    first, second = accepted_plan(ONE), accepted_plan(accepted_job(0, "lab-1"))
+    store = open_store(tmp_path)
+    for plan, now in ((first, NOW), (second, NOW - 3600), (first, NOW - 7200)):
+        await store.do(accept_experts, plan, now)
+        assert store.experts() == (now, plan)
+    await store.close()
+
+
 ODD: st.SearchStrategy[Any] = st.sampled_from([None, True, -1, 0, 3, 2**70, math.nan, math.inf, "", "a", [], [1], {}])
 
 
