@@ -154,14 +154,14 @@ class Coordinator:
 
     async def watch_over(self) -> None:
         """Detect silent sites, look at the experts and tidy the database, until cancelled."""
-        tidying = self.wall() + TIDY_SECONDS
+        tidying = self.clock() + TIDY_SECONDS
         while True:
             try:
                 await self.expire()
                 await self._look_at_experts()
-                if self.wall() >= tidying:
+                if self.clock() >= tidying:
                     await self.store.tidy()
-                    tidying = self.wall() + TIDY_SECONDS
+                    tidying = self.clock() + TIDY_SECONDS
             except sqlite3.Error as error:  # the disk may have room again later
                 if not self.store.problem:  # the store has said that
                     log.error("the database could not be read or tidied: %s", error)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sqlite3
 from pathlib import Path
 
 import pytest
 from coordinator.cases import ALICE, BOB, CAROL, CONFIG, NOW, Clock, Ticket, open_store, registration, running
 
-from pier_coordinator.runs.coordinator import Coordinator
+from pier_coordinator.runs.coordinator import TIDY_SECONDS, Coordinator
 from pier_coordinator.runs.sites import LEASE_SECONDS
 from pier_coordinator.store.sites import Refused, enrol, register, trusted
 from pier_coordinator.store.writer import Transaction
@@ -112,6 +113,22 @@ async def test_the_watch_notices_by_itself(tmp_path: Path) -> None:
     clock.now = LEASE_SECONDS
     watch = asyncio.create_task(coordinator.watch_over())
     await asyncio.wait_for(silent.wait(), 30)
+    watch.cancel()
+    await store.close()
+
+
+async def test_the_database_is_tidied_also_when_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tidied, store = asyncio.Event(), open_store(tmp_path)
+
+    async def tidy() -> None:
+        tidied.set()
+
+    monkeypatch.setattr(store, "tidy", tidy)
+    wall, clock = itertools.count(NOW, -3600.0), itertools.count(0.0, TIDY_SECONDS)
+    watch = asyncio.create_task(Coordinator(store, CONFIG, wall.__next__, clock.__next__).watch_over())
+    await asyncio.wait_for(tidied.wait(), 30)
     watch.cancel()
     await store.close()
 
