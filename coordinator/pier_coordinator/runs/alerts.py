@@ -161,7 +161,10 @@ def _silent(board: ReadModel, _up: Callable[[str, str], bool]) -> Iterator[Alert
 
 def _disk(board: ReadModel, _up: Callable[[str, str], bool]) -> Iterator[Alert]:
     if board.problem:
-        remedy = "free space on the disk of its folder; sites train on, and keep their reports until there is room"
+        remedy = (
+            "free space on the disk of its folder, or restore its database from a backup if that is damaged; sites "
+            "train on, and keep their reports until then"
+        )
         yield Alert("disk", "error", "", f"the coordinator cannot store anything: {board.problem}", remedy)
 
 

@@ -361,6 +361,22 @@ async def test_a_full_disk_is_said_and_what_was_acknowledged_stays(
     await again.close()
 
 
+async def test_a_damaged_database_is_said(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    await store.close()
+    with closing(sqlite3.connect(tmp_path / "run.db", isolation_level=None)) as connection:
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'streams'").fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    with (tmp_path / "run.db").open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+    store = open_store(tmp_path)
+    with pytest.raises(sqlite3.DatabaseError, match="malformed"):
+        await store.do(take_report, report(0, 3), NOW)
+    assert store.problem == "database disk image is malformed"
+    await store.close()
+
+
 PATH = Path("run.db")
 ONE, TWO = "CREATE TABLE first (a)", "ALTER TABLE first ADD COLUMN b DEFAULT 7; CREATE TABLE second (c)"
 
