@@ -7,8 +7,10 @@ import gc
 import logging
 import re
 import shlex
+import sqlite3
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -27,7 +29,7 @@ from pier_coordinator.runs.pipeline import keep_drawn
 from pier_coordinator.runs.read_model import ReadModel
 from pier_coordinator.service.service import CoordinatorService
 from pier_coordinator.store.sites import WITNESS
-from pier_coordinator.store.store import Store
+from pier_coordinator.store.store import Store, unusable
 from pier_node.base.address import format_address, local_url, parse_address
 from pier_node.base.errors import PierError
 from pier_node.base.http import GOODBYE
@@ -109,7 +111,10 @@ def run_coordinator(settings: Settings, quiet: bool, log_json: bool = False) -> 
     say = log_to(Console(), quiet, log_json)
     sys.setswitchinterval(SWITCH)
     gc.set_threshold(*COLLECTIONS)
-    asyncio.run(until_stopped(_run(settings, say)))
+    try:
+        asyncio.run(until_stopped(_run(settings, say)))
+    except (sqlite3.Error, zlib.error) as error:
+        raise unusable(settings.home.database, error) from error
     say("Stopped; the sites train on, and report again when it is back.")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from coordinator.cases import open_store
 from rich.console import Console
 
 from pier_coordinator.cli import Duration, main
@@ -45,6 +48,26 @@ def test_a_coordinator_that_does_not_run_is_named(tmp_path: Path) -> None:
     (folder / "daemon.json").write_text('{"pid": 1, "http": "http://127.0.0.1:1", "address": "127.0.0.1:2"}')
     done = CliRunner().invoke(main, ["pause", "--data", str(folder)])
     assert (done.exit_code, "no coordinator runs" in done.output) == (1, True)
+
+
+async def make_database(folder: Path) -> None:
+    await open_store(folder).close()
+
+
+def test_a_coordinator_does_not_start_with_a_damaged_database_and_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "my-run"
+    assert CliRunner().invoke(main, ["init", str(folder)]).exit_code == 0
+    asyncio.run(make_database(folder))
+    with sqlite3.connect(folder / "run.db") as connection:
+        connection.execute("INSERT INTO snapshots VALUES (1, 0, x'00')")
+        connection.execute("INSERT INTO meta VALUES ('snapshot', '1')")
+    ports = ("--listen", "127.0.0.1:0", "--page", "127.0.0.1:0")
+    words = (sys.executable, "-c", "from pier_coordinator.cli import main; main()", "start", str(folder), *ports)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"Error: {folder / 'run.db'}: ")
+    assert "restore it from a backup" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_run_cannot_be_below_a_file(tmp_path: Path) -> None:
