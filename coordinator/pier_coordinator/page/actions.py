@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sqlite3
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -150,6 +151,8 @@ def _handler(act: Act, access: Access) -> Callable[[web.Request], Awaitable[web.
             return web.json_response(await act(body) or {"ok": True})
         except Refused as reason:
             return web.json_response({"error": str(reason)}, status=409)
+        except sqlite3.Error as error:  # the disk may have room again later
+            return web.json_response({"error": f"nothing can be stored: {error}"}, status=503)
 
     return handle
 

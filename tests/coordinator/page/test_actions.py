@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,16 @@ async def test_a_large_body_is_not_read(page: str) -> None:
 
 async def test_why_an_action_cannot_be_done_is_told(page: str) -> None:
     assert await post(f"{page}/revoke", json={"node": "never"}) == (409, {"error": "no site is called never"})
+
+
+async def test_an_action_that_cannot_be_stored_is_told(actions: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(actions, "order", full)
+    async with serving(ReadModel(), actions) as address:
+        told = await post(f"{address}/api/actions/pause", json={"nodes": []})
+    assert told == (503, {"error": "nothing can be stored: database or disk is full"})
 
 
 async def test_actions_are_never_done_by_looking(page: str) -> None:
