@@ -203,7 +203,10 @@ class Coordinator:
     async def revoke(self, site: str) -> stored.SiteRow:
         """Revoke a site, by name or node id, for good, and the invite that it joined with. Raises Refused."""
         (node,) = self._nodes([site])
-        revoked = self.sites[node] = await self.store.do(stored.revoke, node, self.wall())
+        try:
+            revoked = self.sites[node] = await self.store.do(stored.revoke, node, self.wall())
+        except stored.Stranger as error:  # it was revoked meanwhile
+            raise stored.Refused(str(error)) from error
         self.revoked.append(node)
         self.revocations = int(self.store.meta(stored.REVOCATIONS) or 0)
         self.registry.remove(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sqlite3
 from collections.abc import AsyncIterator
@@ -228,6 +229,16 @@ async def test_of_an_invite_that_is_taken_back_it_is_told_who_came_with_it(tmp_p
         assert run.coordinator.sites[ALICE.node].revoked_at is None
         assert await operates.revoke("lab-0") == {"site": "lab-0", "invite": "", "sites": []}
         assert await operates.revoke(used) == {"invite": used, "sites": []}
+
+
+async def test_of_two_who_revoke_a_site_at_once_one_is_told_that_it_was_revoked(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        operates = operator(run, tmp_path / "my-run")
+        await run.let_in(ALICE)
+        first, second = await asyncio.gather(*(operates.revoke("lab-0") for _ in range(2)), return_exceptions=True)
+    assert first == {"site": "lab-0", "invite": "", "sites": []}
+    assert isinstance(second, Refused)
+    assert str(second).endswith("was revoked by the run's operator")
 
 
 async def test_a_revoked_site_does_not_come_back_with_the_invite_of_many(tmp_path: Path) -> None:
