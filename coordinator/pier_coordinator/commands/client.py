@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from http.client import HTTPResponse
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -59,7 +59,7 @@ class Client:
                 return dict(json.load(answer))
         except HTTPError as error:
             raise PierError(f"the coordinator refuses: {_reason(error)}") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             raise _not_running(self.home.folder) from error
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from socketserver import StreamRequestHandler, TCPServer
+from threading import Thread
 
 import click
 import pytest
@@ -47,6 +50,22 @@ def test_a_coordinator_that_does_not_run_is_named(tmp_path: Path) -> None:
     assert f"Start it: `pier-coordinator start {folder}`." in done.output
     (folder / "daemon.json").write_text('{"pid": 1, "http": "http://127.0.0.1:1", "address": "127.0.0.1:2"}')
     done = CliRunner().invoke(main, ["pause", "--data", str(folder)])
+    assert (done.exit_code, "no coordinator runs" in done.output) == (1, True)
+
+
+def test_another_program_at_the_address_of_a_coordinator_that_is_gone_is_no_coordinator(tmp_path: Path) -> None:
+    folder = tmp_path / "my-run"
+    assert CliRunner().invoke(main, ["init", str(folder)]).exit_code == 0
+
+    class Other(StreamRequestHandler):
+        def handle(self) -> None:
+            self.wfile.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+    with TCPServer(("127.0.0.1", 0), Other) as server:
+        Thread(target=server.handle_request, daemon=True).start()
+        known = {"http": f"http://127.0.0.1:{server.server_address[1]}", "address": "127.0.0.1:2"}
+        (folder / "daemon.json").write_text(json.dumps(known))
+        done = CliRunner().invoke(main, ["pause", "--data", str(folder)])
     assert (done.exit_code, "no coordinator runs" in done.output) == (1, True)
 
 
