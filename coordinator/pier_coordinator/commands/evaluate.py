@@ -83,7 +83,7 @@ def _followed(client: Client, errors: Console) -> Answer:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=errors, transient=True) as progress:
         task = progress.add_task("score sheets", total=None)
-        while not (told := client.act("evaluation"))["finished"]:
+        while not (told := _told(client))["finished"]:
             rows = [row for row in told["experts"] if row["sheets"] < row["of"] and not row["problem"]]
             for site in sorted({row["site"] for row in rows if row["site"] and not row["there"]} - said):
                 errors.print(f"{site} is not there: it must be started again (there: pier-node start --data FOLDER)")
@@ -92,6 +92,17 @@ def _followed(client: Client, errors: Console) -> Answer:
             done, total = (sum(row[key] for row in told["experts"]) for key in ("sheets", "of"))
             progress.update(task, description=f"score sheets of {awaited}", completed=done, total=total)
             time.sleep(LOOK)
+    return told
+
+
+def _told(client: Client) -> Answer:
+    """The progress of the evaluation. Raises PierError: the coordinator knows of none."""
+    told = client.act("evaluation")
+    if "finished" not in told:
+        raise PierError(
+            "the evaluation has ended: the coordinator was restarted, or another plan was accepted",
+            "Give the same command again: sites score what is missing.",
+        )
     return told
 
 

@@ -59,6 +59,7 @@ def test_another_program_at_the_address_of_a_coordinator_that_is_gone_is_no_coor
 
     class Other(StreamRequestHandler):
         def handle(self) -> None:
+            self.request.recv(65536)
             self.wfile.write(b"SSH-2.0-OpenSSH_9.2\r\n")
 
     with TCPServer(("127.0.0.1", 0), Other) as server:

@@ -88,6 +88,14 @@ def test_what_is_missing_is_named_and_the_rest_is_compared(coordinator: Played) 
     assert report["missing"] == {"tools": "lab-c: is not there for 60 s"}
 
 
+def test_a_coordinator_that_was_restarted_knows_of_no_evaluation(coordinator: Played) -> None:
+    coordinator.say(False, {**ROW, "domain": "topics", "sheets": 2})
+    coordinator.told.append({"ok": True})
+    failed = call()
+    assert failed.exit_code == 1
+    assert "Error: the evaluation has ended: the coordinator was restarted" in failed.output
+
+
 def test_what_a_site_says_is_no_markup(coordinator: Played) -> None:
     scored(coordinator, "topics", "11" * 32, "topics")
     gone = {**ROW, "domain": "tools", "problem": "no folder /srv/[/tools]"}
