@@ -132,6 +132,11 @@ class PipelineRows:
         else:
             self._places[node] = place
 
+    def revoke(self, node: str, stamp: int) -> None:
+        """Forget a site's place, and the number of steps: it may be a claim of that site."""
+        self.placed(node, None, stamp)
+        self._steps.clear()
+
     def reached(self, step: int | None, when: float) -> None:
         """Take in the number of steps that a site has done; `when` is in seconds on any clock."""
         if step is not None and (not self._steps or step > self._steps[-1][0]):

@@ -198,6 +198,7 @@ class ReadModel:
                     self.round = max((it.round for it in others), default=0)
                     self._step = max((it.inner_step or 0 for it in others), default=0)
                     self.links.revoke(site.node)
+                    self.pipeline.revoke(site.node, self.stamp)
                     self._rest(site)
                 site.dropped = max(site.dropped, whole(fact.body, "dropped") or 0)
 

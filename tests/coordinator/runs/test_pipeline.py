@@ -19,6 +19,7 @@ from pipeline.test_paths_file import PROBLEM
 
 from pier_coordinator.runs import pipeline as drawing
 from pier_coordinator.runs.pipeline import PACE, Drawing, PipelineRows, PlaceRow, draw, drawn, keep_drawn
+from pier_coordinator.store.facts import Fact
 from pier_node.base.errors import PierError
 from pier_node.config.run import SITES
 from pier_node.pipeline.paths_file import paths_json
@@ -107,6 +108,18 @@ def test_steps_take_what_lies_between_the_last_ones() -> None:
     for later in range(PACE):
         rows.reached(8 + later, 12.0 + 2 * later)
     assert rows.step_seconds() == 2.0
+
+
+def test_a_revoked_site_holds_no_stage_and_its_claims_of_steps_count_no_more() -> None:
+    board = Replayed()
+    for node in (A, B):
+        board.pulse(node, {"place": PLACE, "inner_step": 3 if node == A else 2**40}, alive=True)
+    board.apply(Fact(board.now(), "event", B, {"state": "revoked"}))
+    for step in (4, 5):
+        board.pulse(A, {"place": PLACE, "inner_step": step}, alive=True)
+    told = board.snapshot()["pipeline"]
+    assert [row["node"] for row in told["sites"]] == [A]
+    assert told["step_seconds"] is not None
 
 
 EVEN = replace(PROBLEM, rules=replace(PROBLEM.rules, max_jump=2))
