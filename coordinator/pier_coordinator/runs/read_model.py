@@ -175,6 +175,8 @@ class ReadModel:
         self._tell(fact, site)
 
     def _of_site(self, site: Site, fact: Fact) -> None:
+        if site.ending == REVOKED and fact.kind in ("sample", "round"):  # it was under way when the site was revoked
+            return
         match fact.kind:
             case "site":
                 site.registered(fact.body)
@@ -282,7 +284,7 @@ class ReadModel:
     def pulse(self, node: str, pulse: Mapping[str, Any], alive: bool) -> None:
         """Take in a heartbeat. With `alive` False, the site's lease has expired, and `pulse` may be empty."""
         site = self._site(node)
-        if site is None:
+        if site is None or site.ending == REVOKED:
             return
         self.stamp += 1
         site.stamp, site.alive = self.stamp, alive

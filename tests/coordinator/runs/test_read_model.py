@@ -344,6 +344,18 @@ def test_what_a_revoked_site_claimed_makes_nobody_late() -> None:
     assert [live.totals()[key] for key in ("round", "inner_step")] == [before[key] for key in ("round", "inner_step")]
 
 
+def test_what_arrives_of_a_site_after_it_was_revoked_counts_no_more() -> None:
+    live = played(rounds=3)
+    before, end = live.totals(), Played(rounds=3).end
+    live.apply(Fact(end, "event", C, {"level": 30, "text": "lab-c was revoked", "state": "revoked"}))
+    live.apply(Fact(end, "round", C, {"round": 2**40, "tokens": 1e15, "began": end - 1.0, "validation_loss": 1e9}))
+    live.apply(Fact(end, "sample", C, {"inner_step": 2**40, "loss": 1e9}))
+    live.pulse(C, pulse(LABS[2], 2**40), alive=True)
+    assert row(live, "lab-a")["lag"] == 0
+    for key in ("round", "inner_step", "tokens", "validation_loss"):
+        assert live.totals()[key] == before[key], key
+
+
 def test_a_revoked_site_stays_revoked_and_loses_its_links() -> None:
     live = played(rounds=3, silent=2)
     end = Played(rounds=3).end
