@@ -295,7 +295,7 @@ RUN = {
 SITE: dict[str, tuple[str, Callable[[ReadModel, Site], float | None]]] = {
     "up": ("1: the site is there", lambda _, site: float(site.shown not in ("silent", *GONE))),
     "round": ("its last committed round", lambda _, site: site.round),
-    "lag": ("rounds behind the newest", lambda board, site: board.round - site.round),
+    "lag": ("rounds behind the newest", lambda board, site: site.lag(board.round)),
     "inner_step": ("inner steps done", lambda _, site: site.inner_step),
     "tokens_per_second": ("speed of its training, 0 while it does not train", lambda _, site: site.speed),
     "loss": ("its last training loss, nats a token", lambda _, site: site.loss),

@@ -151,6 +151,10 @@ class Site:
             return ("left" if self.phase == "leaving" else "done") if finished else "silent"
         return self.phase or "training"
 
+    def lag(self, top: int) -> int:
+        """Rounds behind the newest round of any site; 0 if it has ended."""
+        return 0 if self.ending else max(0, top - self.round)
+
     def row(self, top: int, uplink: float | None, since: int = 0) -> dict[str, Any]:
         """The row for JSON; `top` is the newest round of any site.
 
@@ -161,7 +165,7 @@ class Site:
             **({key: getattr(self, key) for key in CARD} if self.lasting >= since else {}),
             "state": self.shown,
             "round": self.round,
-            "lag": 0 if self.ending else max(0, top - self.round),
+            "lag": self.lag(top),
             **{key: rounded(getattr(self, key)) for key in LIVE if key not in ("tokens", "bytes_sent", "memory")},
             "tokens_per_second": rounded(self.speed),
             **{key: getattr(self, key) for key in ("tokens", "bytes_sent", "memory")},

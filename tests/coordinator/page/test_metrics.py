@@ -54,6 +54,13 @@ async def test_a_revoked_site_has_no_speed() -> None:
     assert f"pier_site_tokens_per_second{site} 0.0" in await scraped(made)
 
 
+async def test_a_revoked_site_is_not_late() -> None:
+    made, b = board(), node(LABS[1].name)
+    made.pulse(b, {"round": 50}, alive=True)
+    made.apply(Fact(Played(rounds=10).end, "event", b, {"state": "revoked"}))
+    assert f'pier_site_lag{{node="{b}",run="atlantic",site="lab-b"}} 0.0' in await scraped(made)
+
+
 async def test_what_is_not_known_is_nan_and_an_empty_board_is_no_error() -> None:
     text = await scraped(ReadModel())
     assert 'pier_run_loss{run=""} NaN' in text
