@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -75,6 +76,12 @@ def test_any_stage_but_the_first_is_left_out() -> None:
     assert choices(4, 0) == [()]
     assert early_exits(4) == [(3,), (2, 3), (1, 2, 3)]
     assert 1 < len(choices(20, 10)) <= MOST
+
+
+def test_choices_are_spread_over_all_however_many_there_are() -> None:
+    every = [*itertools.combinations(range(1, 12), 5)]
+    assert choices(12, 5) == every[:: -(-len(every) // MOST)]
+    assert 1 < len(choices(64, 32)) <= MOST
 
 
 def test_a_stage_that_is_left_out_has_no_say() -> None:

@@ -5,7 +5,6 @@ SkipPipe trains for predictions with some of its stages left out, which are meas
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -93,8 +92,22 @@ class Omission:
 
 def choices(stages: int, count: int) -> list[tuple[int, ...]]:
     """The choices of `count` stages to leave out: any but the first, which no path skips."""
-    found = [*itertools.combinations(range(1, stages), count)]
-    return found[:: -(-len(found) // MOST)]
+    total = math.comb(stages - 1, count)
+    return [_choice(stages, count, number) for number in range(0, total, -(-total // MOST))]
+
+
+def _choice(stages: int, count: int, number: int) -> tuple[int, ...]:
+    """The choice that itertools.combinations makes after `number` others, which may be too many to go through."""
+    found: list[int] = []
+    for stage in range(1, stages):
+        if len(found) == count:
+            break
+        with_it = math.comb(stages - 1 - stage, count - len(found) - 1)
+        if number < with_it:
+            found.append(stage)
+        else:
+            number -= with_it
+    return tuple(found)
 
 
 def early_exits(stages: int) -> list[tuple[int, ...]]:
