@@ -13,11 +13,13 @@ from commands.conftest import CONFIG, TABLES, save_round
 from processes.run import CORPUS, Run
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from pier_node.commands import model
 from pier_node.commands.model import bytes_per_token
 from pier_node.config.run import RunConfig
 from pier_node.rounds.folder import save_run
 from pier_node.rounds.saved_model import newest_weights
 from pier_node.trainer.data.tokens import ByteTokenizer, FileTokenizer
+from pier_node.trainer.model import evaluate
 from pier_node.trainer.model.export import export, import_weights
 
 Call = Callable[..., Result]
@@ -144,6 +146,14 @@ def test_people_read_the_same(call: Call, site: Path) -> None:
     assert done.output.startswith("Round 3 of run 'small', on 128 tokens of the validation split:\n")
     assert "nats a token" in done.output
     assert "bits per byte" in done.output
+
+
+def test_a_model_that_has_diverged_is_measured(call: Call, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (model, evaluate):
+        monkeypatch.setattr(module, "validation_loss", lambda *_: 1000.0)
+    for more in ([], ["--skip", "0.5"]):
+        done = call("evaluate", "--data", site, *more)
+        assert (done.exit_code, "inf" in done.output) == (0, True), done.output
 
 
 def test_a_model_folder_is_measured_on_the_same_text(call: Call, site: Path, tmp_path: Path) -> None:

@@ -68,6 +68,11 @@ def test_golden_values_of_the_specification_are_reported() -> None:
     assert (result.rows, result.tokens) == (1, 3)
 
 
+def test_experts_that_have_diverged_are_compared() -> None:
+    result, _ = compare(scored(1000 * GOLDEN, no_prior()))
+    assert result.standings[GEOMETRIC].perplexity == math.inf
+
+
 @given(seed=st.integers(0, 1000))
 @settings(max_examples=20, deadline=None)
 def test_orders_that_always_hold(seed: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 UNKNOWN = "-"
 """Shown for a number that is not known yet."""
 
@@ -25,6 +27,14 @@ def several(value: float, thing: str) -> str:
 def percent(fraction: float | None) -> str:
     """A fraction as a percentage: 0.874 -> 87 %."""
     return UNKNOWN if fraction is None else f"{100 * fraction:.0f} %"
+
+
+def perplexity(nats: float) -> float:
+    """e to the power of a loss; inf where that is larger than a float can be."""
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf
 
 
 def amount(size: float) -> str:

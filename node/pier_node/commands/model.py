@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from pier_node.base.errors import PierError
+from pier_node.base.units import perplexity
 from pier_node.config.run import RunConfig
 from pier_node.pipeline.stage import stage_blocks
 from pier_node.rounds.folder import SiteRecord
@@ -121,7 +121,7 @@ def measure(config: RunConfig, weights: Weights, windows: list[Batch], device: s
     loss = validation_loss(decoder, windows, uses_bf16(place, config.inner.precision))
     width = bytes_per_token(open_tokenizer(config.data.tokenizer), windows)
     tokens = sum(targets.size for _, targets in windows)
-    return Score(weights.origin, weights.round, loss, math.exp(loss), bits_per_byte(loss, width), tokens)
+    return Score(weights.origin, weights.round, loss, perplexity(loss), bits_per_byte(loss, width), tokens)
 
 
 def bytes_per_token(tokenizer: Tokenizer, windows: list[Batch]) -> float:
@@ -223,10 +223,10 @@ def _omission_table(rows: Rows, stages: int, origin: str) -> str:
     lines = [f"{origin[0].upper()}{origin[1:]}, {stages} stages; left out:", f"{'':20}  loss  perplexity  against all"]
     for it in [whole, *rows["any"], *rows["the last"]]:
         name = ", ".join(map(str, it.stages)) or "nothing"
-        grown = 100 * (math.exp(it.loss - whole.loss) - 1)
-        lines.append(f"{name:18}  {it.loss:.4f}  {math.exp(it.loss):10.2f}  {grown:+9.1f} %")
+        grown = 100 * (perplexity(it.loss - whole.loss) - 1)
+        lines.append(f"{name:18}  {it.loss:.4f}  {perplexity(it.loss):10.2f}  {grown:+9.1f} %")
     if found := rows["any"]:
-        mean = sum(math.exp(it.loss) for it in found) / len(found)
+        mean = sum(perplexity(it.loss) for it in found) / len(found)
         lines.append(f"{len(found[0].stages)} of {stages} left out, in the mean: perplexity {mean:.2f}")
     return "\n".join(lines)
 
@@ -239,7 +239,7 @@ def _draw(rows: Rows, file: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(7, 4))
     for kind, mark in (("any", "o"), ("the last", "s")):
-        points = [(len(it.stages), math.exp(it.loss)) for it in [*rows["nothing"], *rows[kind]]]
+        points = [(len(it.stages), perplexity(it.loss)) for it in [*rows["nothing"], *rows[kind]]]
         axes.plot(*zip(*points), mark, label=f"{kind} stages left out", alpha=0.7)
     axes.set_xlabel("stages left out")
     axes.set_ylabel("perplexity")

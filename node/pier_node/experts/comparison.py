@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pier_node.base.errors import PierError
+from pier_node.base.units import perplexity
 from pier_node.experts.mixture import Array, Kind, Rule, follow, geometric, rule, score
 from pier_node.experts.sheet import SCORE_AGAIN, Hashes, Parent, Sheet
 from pier_node.trainer.data.sources import Split
@@ -216,9 +217,8 @@ def _standing(
     drawn = np.mean([gap[picks].mean(axis=1) for gap, picks in zip(gaps, draws)], axis=0)  # [DRAWS]
     low, high = (float(value) for value in np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
     tied = name != best and name not in UNRANKED and low <= 0
-    return Standing(
-        means[name], 2 ** means[name], means[name] - means[best], low, high, is_best=name == best, is_tied=tied
-    )
+    mean, behind = means[name], means[name] - means[best]
+    return Standing(mean, perplexity(mean * math.log(2)), behind, low, high, is_best=name == best, is_tied=tied)
 
 
 def _draws(rows: Sequence[int], seed: int) -> list[npt.NDArray[np.intp]]:
