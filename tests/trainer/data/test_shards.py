@@ -183,6 +183,7 @@ def test_tokens_of_other_programs_are_read(tmp_path: Path) -> None:
         ("a.npy", np.zeros((2, 2), np.uint8), "shape \\(2, 2\\), is not a list of token ids"),
         ("a.npy", np.zeros(2), "an array of float64"),
         ("a.npy", b"no array", "a.npy"),
+        ("a.npy", b"", "No data left in file"),
     ],
 )
 def test_what_is_not_tokens_is_refused(tmp_path: Path, name: str, content: Any, words: str) -> None:

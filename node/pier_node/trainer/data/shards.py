@@ -208,7 +208,7 @@ class TokenFile:
         """Map it. Raises PierError: it is missing, or is not what it should be."""
         try:
             array = _map(self.path)
-        except (OSError, ValueError) as error:
+        except (OSError, EOFError, ValueError) as error:
             remedy = "Copy this shard here from where its folder was made: this site trains on it, or validates."
             raise PierError(f"{self.path}: {getattr(error, 'strerror', None) or error}", remedy) from error
         if len(array) != self.tokens:
@@ -242,7 +242,7 @@ HEADER = 1024
 
 
 def _map(path: Path) -> Tokens:
-    """Raises OSError, or ValueError: these are not tokens."""
+    """Raises OSError, or EOFError or ValueError: these are not tokens."""
     if path.suffix == ".npy":
         array: Any = np.load(path, mmap_mode="r")
         if array.ndim != 1 or array.dtype.kind not in "ui":
@@ -259,6 +259,6 @@ def foreign(path: Path) -> TokenFile:
     """A file that another program has written, .npy or .bin. Raises PierError: it has no tokens."""
     try:
         return TokenFile(path, len(_map(path)))
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, ValueError) as error:
         remedy = "Give .npy files of token ids, .bin files of nanoGPT or llm.c, or a folder of `pier-node tokenize`."
         raise PierError(f"{path}: {getattr(error, 'strerror', None) or error}", remedy) from error
