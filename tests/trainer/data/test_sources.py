@@ -71,6 +71,18 @@ def test_parquet_takes_the_configured_column(tmp_path: Path) -> None:
     assert documents(tmp_path, source="parquet", text_field="body") == expected
 
 
+@pytest.mark.parametrize(("at", "problem"), [(4, "Couldn't deserialize"), (100, "damaged, or not UTF-8 text")])
+def test_a_damaged_parquet_file_is_named_with_what_is_wrong(tmp_path: Path, at: int, problem: str) -> None:
+    arrow: Any = pyarrow
+    file = tmp_path / "a.parquet"
+    arrow.parquet.write_table(arrow.table({"text": ["a" * 200]}), file, compression="none", use_dictionary=False)
+    content = bytearray(file.read_bytes())
+    content[at : at + 50] = b"\xff" * 50
+    file.write_bytes(content)
+    with pytest.raises(PierError, match=rf"a\.parquet: {problem}"):
+        documents(tmp_path, source="parquet")
+
+
 def test_a_path_at_one_site_replaces_the_configured_one(tmp_path: Path) -> None:
     (tmp_path / "here.txt").write_text("here")
     config = DataSection(source="text", path="/nowhere")

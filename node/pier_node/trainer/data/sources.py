@@ -193,15 +193,20 @@ def read_parquet(entry: Entry, field: str) -> Iterator[Document]:
     """One document per row; rows without a value are skipped.
 
     Raises:
-        PierError: pyarrow is missing, the file is not Parquet, or it has no text column of that name.
+        PierError: pyarrow is missing, the file is not Parquet or damaged, or it has no text column of that name.
     """
     number = 0
     with _open(entry, field) as file:
-        for batch in file.iter_batches(ROWS, columns=[field]):
-            for text in batch.column(0).to_pylist():
-                if text is not None:
-                    yield Document(f"{entry.name}:{number}", text)
-                number += 1
+        try:
+            for batch in file.iter_batches(ROWS, columns=[field]):
+                for text in batch.column(0).to_pylist():
+                    if text is not None:
+                        yield Document(f"{entry.name}:{number}", text)
+                    number += 1
+        except ValueError as error:
+            raise PierError(
+                f"{entry.path}: damaged, or not UTF-8 text: {error}", "Replace it, or remove it."
+            ) from error
 
 
 def _open(entry: Entry, field: str) -> Any:
@@ -353,7 +358,9 @@ class Source:
             try:
                 yield from (document for document in self.read(entry) if document.text)
             except OSError as error:
-                raise PierError(f"{entry.path}: {error.strerror}", "Make the file readable, or remove it.") from error
+                raise PierError(
+                    f"{entry.path}: {error.strerror or error}", "Make the file readable, or remove it."
+                ) from error
 
     def parts(
         self,
