@@ -14,7 +14,7 @@ import click
 
 from pier_node import __version__
 from pier_node.base.errors import PierError
-from pier_node.commands.options import FORCE, JSON, LOG_JSON, PLOT, QUIET, ROWS, TOP_K, WATCH, explained, preset
+from pier_node.commands.options import FORCE, JSON, LOG_JSON, PLOT, QUIET, ROWS, TOP_K, WATCH, Finite, explained, preset
 
 if TYPE_CHECKING:
     from pier_node.pipeline.planning.policies import Policy
@@ -79,9 +79,7 @@ def paths() -> None:
     help="full: paths run through all stages; skip: planned paths leave out some; random: random paths leave out some. "
     "[default: the run's policy; skip with --problem]",
 )
-@click.option(
-    "--seconds", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, help="Time of each search."
-)
+@click.option("--seconds", type=Finite(0.1, 3600), default=10.0, show_default=True, help="Time of each search.")
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="The same seed gives the same plan.")
 @click.option(
     "--svg",
@@ -437,7 +435,7 @@ def assign(folder: Path, site: str, kind: str, number: int | None, as_json: bool
 @ROWS
 @click.option(
     "--patience",
-    type=click.FloatRange(1, 1e7),
+    type=Finite(1, 1e7),
     default=600.0,
     show_default=True,
     metavar="SECONDS",

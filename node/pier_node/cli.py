@@ -33,6 +33,7 @@ from pier_node.commands.options import (
     TOP_K,
     TRANSPORT,
     WATCH,
+    Finite,
     dataset,
     explained,
     from_model,
@@ -65,7 +66,7 @@ from pier_node.commands.options import (
 )
 @click.option(
     "--memory",
-    type=click.FloatRange(0),
+    type=Finite(0),
     default=0.0,
     metavar="GB",
     help="Memory for weights, in GB. If it is full, the least recently used expert is unloaded. [default: no limit]",
@@ -146,9 +147,7 @@ def score(as_json: bool, **options: Any) -> None:
     show_default=True,
     help="Steps of training after the merge, of one window of each domain.",
 )
-@click.option(
-    "--lr", type=click.FloatRange(0, min_open=True), help="Learning rate. [default: 0.001; with --routers-only 0.01]"
-)
+@click.option("--lr", type=Finite(0, min_open=True), help="Learning rate. [default: 0.001; with --routers-only 0.01]")
 @click.option("--routers-only", is_flag=True, help="Train only the routers. [default: all weights]")
 @click.option(
     "--rows", type=click.IntRange(0), default=200, show_default=True, help="Rows per domain to score. 0: all."
@@ -201,7 +200,7 @@ main.add_command(serve)
 )
 @click.option(
     "--pace",
-    type=(click.FloatRange(min=0, min_open=True), click.FloatRange(min=0, min_open=True)),
+    type=(Finite(min=0, min_open=True), Finite(min=0, min_open=True)),
     metavar="MBIT SECONDS",
     help="Mbit/s of the slowest site's link, and seconds of an inner step: chooses how updates travel, and predicts "
     "how long the run takes. [default: uncompressed]",
@@ -313,9 +312,7 @@ def status(folder: Path, as_json: bool, watch: bool) -> None:
 
 @main.command()
 @FOLDER
-@click.option(
-    "--timeout", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds to wait for it to stop."
-)
+@click.option("--timeout", type=Finite(0), default=30.0, show_default=True, help="Seconds to wait for it to stop.")
 @explained
 def stop(folder: Path, timeout: float) -> None:
     """Make a site on this machine leave its run cleanly.
@@ -409,7 +406,7 @@ def export(folder: Path, out: Path, force: bool, gguf: bool) -> None:
 @click.option("--dataset", help=dataset("as stored in --data, or data.path"))
 @click.option(
     "--skip",
-    type=click.FloatRange(0, 1, max_open=True),
+    type=Finite(0, 1, max_open=True),
     help="Fraction of the stages to leave out, from 0 to below 1. [default: none]",
 )
 @click.option(
@@ -443,7 +440,7 @@ def evaluate(folder: Path, skip: float | None, plot: Path | None, **options: Any
 @click.option("--tokens", type=click.IntRange(0), default=200, show_default=True, help="Number of tokens to generate.")
 @click.option(
     "--temperature",
-    type=click.FloatRange(0),
+    type=Finite(0),
     default=0.8,
     show_default=True,
     help="0 always takes the likeliest token, 1 samples from the model's distribution, and higher values vary more.",
@@ -477,7 +474,7 @@ def generate(folder: Path, **options: Any) -> None:
 @click.option("--steps", type=click.IntRange(1), help="Number of inner steps. [default: as many as fit into --seconds]")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     default=90.0,
     show_default=True,
     help="Training time in seconds.",

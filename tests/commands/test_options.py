@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from pier_node.base.errors import PierError
+from pier_node.cli import main
 from pier_node.commands import options
 from pier_node.commands.options import FOLDER, INSECURE, PEERS, explained, preset, with_token
 from pier_node.config.presets import PRESETS
@@ -36,6 +37,15 @@ def test_what_may_not_be_written_is_explained_too() -> None:
     failed = CliRunner().invoke(fail)
     assert failed.exit_code == 1
     assert failed.output.startswith("Error: /data/run.json: Read-only file system\nRun this as a user who has access")
+
+
+@pytest.mark.parametrize("words", [["stop", "--timeout"], ["evaluate", "--skip"], ["generate", "x", "--temperature"]])
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_an_amount_is_finite(words: list[str], value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    failed = CliRunner().invoke(main, [*words, value])
+    assert failed.exit_code == 2
+    assert f"{value} is not" in failed.output
 
 
 @pytest.mark.parametrize(

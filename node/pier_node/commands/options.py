@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import getpass
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +19,18 @@ from pier_node.base.errors import PierError
 from pier_node.config.presets import BESIDE, DATA, PRESETS
 from pier_node.identity.node import TOKEN_VARIABLE, Token
 from pier_node.trainer.parallel import Checkpointing, Mode, Parallel
+
+
+class Finite(click.FloatRange):
+    """A number within bounds that is neither inf nor nan."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Convert it; fail with a message that says what is wrong."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
+
 
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
