@@ -14,11 +14,12 @@ from threading import Thread
 import click
 import pytest
 from click.testing import CliRunner
-from coordinator.cases import open_store
 from rich.console import Console
 
 from pier_coordinator.cli import Duration, main
 from pier_coordinator.commands.operate import events_table, nodes_table, status_view
+from pier_coordinator.identity.home import DATABASE
+from pier_coordinator.store.store import Store
 
 SITE = {
     "name": "lab-b",
@@ -71,21 +72,21 @@ def test_another_program_at_the_address_of_a_coordinator_that_is_gone_is_no_coor
 
 
 async def make_database(folder: Path) -> None:
-    await open_store(folder).close()
+    await Store(folder / DATABASE, lambda _: None).close()
 
 
 def test_a_coordinator_does_not_start_with_a_damaged_database_and_says_so(tmp_path: Path) -> None:
     folder = tmp_path / "my-run"
     assert CliRunner().invoke(main, ["init", str(folder)]).exit_code == 0
     asyncio.run(make_database(folder))
-    with sqlite3.connect(folder / "run.db") as connection:
+    with sqlite3.connect(folder / DATABASE) as connection:
         connection.execute("INSERT INTO snapshots VALUES (1, 0, x'00')")
         connection.execute("INSERT INTO meta VALUES ('snapshot', '1')")
     ports = ("--listen", "127.0.0.1:0", "--page", "127.0.0.1:0")
     words = (sys.executable, "-c", "from pier_coordinator.cli import main; main()", "start", str(folder), *ports)
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"Error: {folder / 'run.db'}: ")
+    assert done.stderr.startswith(f"Error: {folder / DATABASE}: ")
     assert "restore it from a backup" in done.stderr
     assert "Traceback" not in done.stderr
 

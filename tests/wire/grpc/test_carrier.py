@@ -11,7 +11,7 @@ from wire.sites import ALICE, BOB, CAROL, LEAVING, OTHER_TOKEN, QUICK, RUN, TOKE
 
 from pier_node.identity.certificates import Credentials, credentials
 from pier_node.wire import links
-from pier_node.wire.carrier import CHUNK_BYTES, DESCRIBE, LEAVE, MANIFEST_BYTES, MESSAGE_BYTES
+from pier_node.wire.carrier import CHUNK_BYTES, DESCRIBE, GATHER, LEAVE, MANIFEST_BYTES, MESSAGE_BYTES, PROPOSAL_BYTES
 from pier_node.wire.grpc.carrier import CHANNEL_OPTIONS, SERVICE, server_options
 from pier_node.wire.links import CallMetadata
 from pier_proto.v1.peer_pb2 import Ack
@@ -68,12 +68,13 @@ def test_no_peer_sends_too_many_pings() -> None:
 def test_messages_are_bounded() -> None:
     assert CHUNK_BYTES < MESSAGE_BYTES < 2 * CHUNK_BYTES
     assert SERVER["grpc.max_receive_message_length"] == MESSAGE_BYTES
-    assert CHANNEL["grpc.max_receive_message_length"] == MANIFEST_BYTES
+    assert CHANNEL["grpc.max_receive_message_length"] == PROPOSAL_BYTES
     limits = {
         entry["name"][0].get("method"): (entry["name"][0].get("service"), entry["maxResponseMessageBytes"])
         for entry in json.loads(str(CHANNEL["grpc.service_config"]))["methodConfig"]
     }
     assert limits[DESCRIBE.name] == (SERVICE, MANIFEST_BYTES)
+    assert limits[GATHER.name] == (SERVICE, PROPOSAL_BYTES)
     assert limits[None] == (None, 2 * CHUNK_BYTES)
 
 
