@@ -6,6 +6,7 @@ They operate a run and plan pipelines and domain experts. Heavy modules are impo
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -40,7 +41,7 @@ class Duration(click.ParamType[float]):
         if isinstance(value, float):
             return value
         number, unit = value[:-1], value[-1:]
-        if unit not in HOURS or not number.isdigit() or not int(number):
+        if unit not in HOURS or not re.fullmatch("[0-9]{1,9}", number) or not int(number):
             self.fail(f"{value!r} is not a duration: write 30m, 24h or 7d", param, ctx)
         return int(number) * HOURS[unit]
 

@@ -161,7 +161,7 @@ def test_durations(text: str, seconds: float) -> None:
     assert Duration().convert(text, None, None) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "h", "24", "-1h", "0h", "1.5h", "2w"])
+@pytest.mark.parametrize("text", ["", "h", "24", "-1h", "0h", "1.5h", "2w", "\u00b2h", "1" * 5000 + "h"])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(click.BadParameter, match="write 30m, 24h or 7d"):
         Duration().convert(text, None, None)
