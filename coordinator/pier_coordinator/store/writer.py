@@ -21,8 +21,6 @@ from pier_coordinator.store.facts import Fact, insert
 
 BATCH_SECONDS = 0.005
 """How long a transaction collects operations, so that the first one does not wait long for the last."""
-UNFIT = (sqlite3.OperationalError, sqlite3.DatabaseError)
-"""What says that the database cannot be written: its disk is full, or it is damaged."""
 
 T = TypeVar("T")
 Told = Callable[[list[Fact]], None]
@@ -174,8 +172,8 @@ def _attempt(job: _Job, transaction: Transaction) -> None:
     try:
         job.result = job.operation(transaction)
     except Exception as error:
-        unfit = type(error) in UNFIT  # the next operation would fail, too
-        if unfit or not transaction.connection.in_transaction:
+        full = isinstance(error, sqlite3.OperationalError)  # or the like: the next operation would fail, too
+        if full or not transaction.connection.in_transaction:
             raise
         job.error = error
         transaction.execute("ROLLBACK TO operation")
