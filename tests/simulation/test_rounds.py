@@ -168,7 +168,8 @@ def storm_with_witness(seed: int) -> tuple[Cluster, list[str]]:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("batch", range(0, storms(120), BATCH))
 def test_storms_with_a_witness(batch: int, caplog: pytest.LogCaptureFixture) -> None:
-    """No fork ever; and who is left over stands still at most if a dead site has the vote of the witness."""
+    """No fork ever. Some stand still: a dead site has the vote of the witness, or may have the only copy of a result, or
+    most members of the last round are dead."""
     caplog.set_level(logging.CRITICAL)
 
     async def main(seed: int) -> bool:
@@ -180,7 +181,7 @@ def test_storms_with_a_witness(batch: int, caplog: pytest.LogCaptureFixture) -> 
             assert not [found for found in digests_by_round(cluster).values() if len(found) > 1]
         return done
 
-    assert sum(run(main(seed)) for seed in range(batch, batch + BATCH)) >= 0.8 * BATCH
+    assert sum(run(main(seed)) for seed in range(batch, batch + BATCH)) >= 0.7 * BATCH
 
 
 @pytest.mark.parametrize("ways", [{"codec": "int4"}, {"codec": "int8", "fragments": 2, "overlap": True}], ids=str)
