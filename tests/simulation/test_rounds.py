@@ -168,8 +168,8 @@ def storm_with_witness(seed: int) -> tuple[Cluster, list[str]]:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("batch", range(0, storms(120), BATCH))
 def test_storms_with_a_witness(batch: int, caplog: pytest.LogCaptureFixture) -> None:
-    """No fork ever. Some stand still: a dead site has the vote of the witness, or may have the only copy of a result, or
-    most members of the last round are dead."""
+    """No fork ever. Some stand still: a dead site has the vote of the witness or the only copy of a result, or most
+    members of the last round are dead."""
     caplog.set_level(logging.CRITICAL)
 
     async def main(seed: int) -> bool:
