@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pier_node.base.units import age, amount, count, number, percent, rate, seconds, several, span
+from pier_node.base.units import age, amount, count, number, percent, printable, rate, seconds, several, span
 
 
 def test_numbers_that_are_not_known_yet_are_dashes() -> None:
@@ -53,3 +53,7 @@ def test_ages(time: float, shown: str) -> None:
 )
 def test_times_that_something_will_take(time: float, shown: str) -> None:
     assert span(time) == shown
+
+
+def test_nothing_but_letters_reaches_the_terminal() -> None:
+    assert printable("a\x1b[2Jb\tc\nd\x07é") == "a\ufffd[2Jb\tc\nd\ufffdé"

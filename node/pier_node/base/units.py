@@ -1,4 +1,4 @@
-"""Numbers in the form in which people read them, with their units."""
+"""Numbers with their units, and texts that others made, in the form in which people read them."""
 
 from __future__ import annotations
 
@@ -73,3 +73,8 @@ def span(time: float) -> str:
         if time < longest:
             return f"{time / size:.3g} {unit}"
     return f"{time / 86400:.3g} days"
+
+
+def printable(text: str) -> str:
+    """Text that can only print letters on a terminal: a model or a program may write any control character."""
+    return "".join(it if it.isprintable() or it in "\n\t" else "\N{REPLACEMENT CHARACTER}" for it in text)

@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 
 from pier_node.base.errors import PierError
-from pier_node.base.units import perplexity
+from pier_node.base.units import perplexity, printable
 from pier_node.config.run import RunConfig
 from pier_node.pipeline.stage import stage_blocks
 from pier_node.rounds.folder import SiteRecord
 from pier_node.rounds.saved_model import Weights, find_weights, newest_weights, pick_device, site_config
 from pier_node.site.settings import Settings
 from pier_node.trainer.data.corpus import Batch, SiteData, Windows, open_corpus
-from pier_node.trainer.data.tokens import Tokenizer, document_separator, open_tokenizer, pieces, printable
+from pier_node.trainer.data.tokens import Tokenizer, document_separator, open_tokenizer, pieces
 from pier_node.trainer.devices import uses_bf16
 from pier_node.trainer.model import export as writer
 from pier_node.trainer.model import hub

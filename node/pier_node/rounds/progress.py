@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from pier_node.base.units import printable
 from pier_node.engine.device import Device
 from pier_node.engine.messages import SAMPLE
 from pier_node.outer.times import Spans, Times
-from pier_node.trainer.data.tokens import printable
 from pier_proto.v1.peer_pb2 import Phase
 
 

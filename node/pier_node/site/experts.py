@@ -19,6 +19,7 @@ from typing import Any
 
 from pier_node.base.errors import PierError
 from pier_node.base.tasks import first_of
+from pier_node.base.units import printable
 from pier_node.config.run import RunConfig
 from pier_node.engine.messages import Progress as Step
 from pier_node.experts.card import Card
@@ -36,7 +37,6 @@ from pier_node.site.expert_checkpoints import ExpertCheckpoints, JobCheckpoints
 from pier_node.site.loop import run_work
 from pier_node.site.orders import Experts, Orders
 from pier_node.site.settings import Settings
-from pier_node.trainer.data.tokens import printable
 from pier_node.trainer.model.export import import_weights
 from pier_proto.v1.coordinator_pb2 import Record, ScoreSheet
 from pier_proto.v1.peer_pb2 import Phase

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
+from pier_node.base.units import printable
 from pier_node.config.run import InnerSection, ModelSection, RunConfig
 from pier_node.engine.parameters import Vectors, is_sharded, local, trained
 from pier_node.outer.inner_optimizer import Moments, gradient_norm, take_step
@@ -31,7 +32,7 @@ from pier_node.outer.layout import Layout
 from pier_node.trainer import devices
 from pier_node.trainer.data.corpus import Batch
 from pier_node.trainer.data.prefetch import Rows
-from pier_node.trainer.data.tokens import Tokenizer, document_separator, pieces, printable
+from pier_node.trainer.data.tokens import Tokenizer, document_separator, pieces
 from pier_node.trainer.model.decoder import Decoder, stream
 from pier_node.trainer.model.evaluate import Losses, row_losses, summed_losses
 from pier_node.trainer.model.hub import HubDecoder, empty_model

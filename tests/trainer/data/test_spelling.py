@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pier_node.trainer.data.tokens import BROKEN, LONGEST, ByteTokenizer, FileTokenizer, pieces, printable
+from pier_node.trainer.data.tokens import BROKEN, LONGEST, ByteTokenizer, FileTokenizer, pieces
 from pier_node.trainer.model.export import byte_tokenizer
 
 BYTES = ByteTokenizer()
@@ -46,7 +46,3 @@ def test_the_exported_byte_tokenizer_gives_the_same_pieces(tmp_path: Path) -> No
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     made = "Zürich, 東京\n".encode()
     assert "".join(pieces(FileTokenizer(tmp_path / "tokenizer.json"), [], made)) == made.decode()
-
-
-def test_nothing_but_letters_reaches_the_terminal() -> None:
-    assert printable("a\x1b[2Jb\tc\nd\x07é") == f"a{BROKEN}[2Jb\tc\nd{BROKEN}é"

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from pier_node.base.errors import PierError
 from pier_node.base.toml import first_problem
+from pier_node.base.units import printable
 from pier_node.experts.card import Card
 from pier_node.experts.config import MOST_DOMAINS
 from pier_node.experts.job import ExpertJob
@@ -17,7 +18,6 @@ from pier_node.experts.resume import Kept
 from pier_node.experts.sheet import ScoringOrder
 from pier_node.site.coordinator.records import known
 from pier_node.site.orders import Experts
-from pier_node.trainer.data.tokens import printable
 from pier_proto.v1.coordinator_pb2 import Expert, ExpertCheckpoint, ExpertRecord, Record, Scoring
 
 DOMAIN = ("source", "path", "text_field")

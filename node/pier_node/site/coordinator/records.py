@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 
 import psutil
 
+from pier_node.base.units import printable
 from pier_node.outer.state import OuterState
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
-from pier_node.trainer.data.tokens import printable
 from pier_node.wire.links import SiteCarrier
 from pier_proto.v1.coordinator_pb2 import LinkRecord, Note, Record, ReportRequest, RoundRecord, Sample
 

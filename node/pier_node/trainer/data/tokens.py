@@ -192,8 +192,3 @@ def pieces(tokenizer: Tokenizer, before: Sequence[int], ids: Iterable[int]) -> I
         if piece := spelling.push(id):
             yield piece
     yield spelling.end()
-
-
-def printable(text: str) -> str:
-    """Text that can only print letters on a terminal: a model may generate any control character."""
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else BROKEN for letter in text)
