@@ -23,7 +23,6 @@ from pier_node.base.shared import Vector
 from pier_node.config.run import ModelSection, RunConfig
 from pier_node.outer.layout import Entry, Layout
 from pier_node.trainer import devices
-from pier_node.trainer.model.decoder import Decoder
 from pier_node.trainer.model.hub_part import part_of_model
 
 
@@ -133,13 +132,13 @@ class Stage:
         taken, tokens = self._taken(x)
         self._now.inputs[microbatch] = taken
         with self._autocast():
-            return self._sent(microbatch, self._model.through(self._stream(taken, tokens)), tokens)
+            return self._sent(microbatch, self._model.through(self._model.all_channels(taken, tokens)), tokens)
 
     def loss(self, microbatch: int, x: Tensor, targets: Tensor) -> tuple[float, Tensor]:
         """At stage 0: the mean loss in nats per token, and its gradient with respect to x."""
         last, tokens = self._taken(x)
         with self._autocast():
-            loss = self._model.loss(self._stream(last, tokens), targets.to(self._device), self._z_loss)
+            loss = self._model.loss(self._model.all_channels(last, tokens), targets.to(self._device), self._z_loss)
             loss = loss / targets.numel()
         return loss.item(), self._pull(microbatch, loss, last, None)
 
@@ -162,11 +161,11 @@ class Stage:
 
     def _taken(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What came from another stage: the channels that blocks write to, and token ids if these are not all."""
-        written, ids = x[..., : self._config.written], x[..., self._config.written :].sum(dim=-1)
-        return written.to(self._device, torch.float32).requires_grad_(), ids.to(self._device, torch.long)
-
-    def _stream(self, written: Tensor, tokens: Tensor) -> Tensor:
-        return self._model.whole(written, tokens) if isinstance(self._model, Decoder) else written
+        written, ids = x[..., : self._config.written], x[..., self._config.written :]  # of one channel, or of none
+        return (
+            written.to(self._device, torch.float32).requires_grad_(),
+            ids.sum(dim=-1).to(self._device, torch.long),
+        )
 
     def _sent(self, microbatch: int, stream: Tensor, tokens: Tensor) -> Tensor:
         output = self._now.outputs[microbatch] = stream[..., : self._config.written]

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection
-from pier_node.trainer.model.initial import FIXED, fixed_embedding
+from pier_node.trainer.model.initial import fixed_embedding, with_fixed
 from pier_node.trainer.model.loss import LogitGradient, summed_loss
 
 GROWTH = 256
@@ -140,15 +140,15 @@ class Decoder(nn.Module):
         x: Tensor = self.embedding(tokens)
         if self.config.form == "gpt2":
             x = x + self.positions(torch.arange(start, start + tokens.shape[1], device=tokens.device))
-        return self.whole(x, tokens)
+        return self.all_channels(x, tokens)
 
-    def whole(self, written: Tensor, tokens: Tensor) -> Tensor:
+    def all_channels(self, written: Tensor, tokens: Tensor) -> Tensor:
         """The residual stream, [batch, time, dim], from what blocks write to it, [batch, time, subspace or dim]."""
         if not self.config.subspace:
             return written
         if written.device not in self._fixed:
             self._fixed[written.device] = fixed_embedding(self.config).to(written.device)
-        return torch.cat([written, self._fixed[written.device][tokens].to(written.dtype) * FIXED], dim=-1)
+        return with_fixed(written, self._fixed[written.device][tokens])
 
     def documents(self, tokens: Tensor) -> Tensor | None:
         """[batch, time] token ids -> which tokens each token sees, [batch, 1, time, time]; None: all before it.

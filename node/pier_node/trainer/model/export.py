@@ -31,7 +31,7 @@ from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection
 from pier_node.outer.layout import Layout
 from pier_node.trainer.model.decoder import EPSILON
-from pier_node.trainer.model.initial import FIXED, fixed_embedding, writes
+from pier_node.trainer.model.initial import fixed_embedding, with_fixed, writes
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ def export(
 def _whole(config: ModelSection, name: str, tensor: Tensor) -> Tensor:
     """A parameter of a model whose blocks write to all channels, from that of one whose blocks write to a subspace."""
     if config.subspace and name == "embedding.weight":
-        return torch.cat([tensor, fixed_embedding(config).to(tensor.dtype) * FIXED], dim=1)
+        return with_fixed(tensor, fixed_embedding(config))
     if config.subspace and writes(name):
         return functional.pad(tensor, (0, 0, 0, config.dim - config.subspace))
     return tensor

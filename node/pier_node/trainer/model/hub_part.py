@@ -100,6 +100,10 @@ class HubPart(HubDecoder):
         """[batch, time] token ids -> [batch, time, dim], what the first block is given."""
         return self._run(_Pass(None, 0, 0), input_ids=tokens)
 
+    def all_channels(self, written: Tensor, tokens: Tensor) -> Tensor:  # noqa: ARG002 - as `Decoder.all_channels` is called
+        """`written`: blocks of transformers' models write to all channels."""
+        return written
+
     def documents(self, tokens: Tensor) -> Tensor | None:  # noqa: ARG002 - as `Decoder.documents` is called
         """None: transformers' models do not keep documents apart."""
         return None

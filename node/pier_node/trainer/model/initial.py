@@ -67,6 +67,11 @@ def fixed_embedding(config: ModelSection) -> Tensor:
     return torch.from_numpy(words.view(np.int8)[: rows * channels].reshape(rows, channels))
 
 
+def with_fixed(written: Tensor, fixed: Tensor) -> Tensor:
+    """All channels of tokens, [..., dim]: those that blocks write to, and the fixed ones in units of FIXED."""
+    return torch.cat([written, fixed.to(written.dtype) * FIXED], dim=-1)
+
+
 LEAST = 0.25
 """Shares are drawn from LEAST to 1 before they are normalised to sum 1, so that no copy starts with almost nothing."""
 
