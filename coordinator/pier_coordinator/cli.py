@@ -15,7 +15,20 @@ import click
 
 from pier_node import __version__
 from pier_node.base.errors import PierError
-from pier_node.commands.options import FORCE, JSON, LOG_JSON, PLOT, QUIET, ROWS, TOP_K, WATCH, Finite, explained, preset
+from pier_node.commands.options import (
+    FORCE,
+    JSON,
+    LOG_JSON,
+    PLOT,
+    QUIET,
+    ROWS,
+    TOP_K,
+    WATCH,
+    Finite,
+    Picture,
+    explained,
+    preset,
+)
 
 if TYPE_CHECKING:
     from pier_node.pipeline.planning.policies import Policy
@@ -84,7 +97,7 @@ def paths() -> None:
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="The same seed gives the same plan.")
 @click.option(
     "--svg",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=Picture(".svg"),
     help="Write a Gantt chart to this SVG file. [default: no file]",
 )
 @JSON

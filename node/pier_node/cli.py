@@ -34,6 +34,7 @@ from pier_node.commands.options import (
     TRANSPORT,
     WATCH,
     Finite,
+    Picture,
     dataset,
     explained,
     from_model,
@@ -411,8 +412,8 @@ def export(folder: Path, out: Path, force: bool, gguf: bool) -> None:
 )
 @click.option(
     "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="With --skip: also write a plot to this PNG file. [default: a table only]",
+    type=Picture(".svg", ".png", ".pdf"),
+    help="With --skip: also write a plot to this file: .svg, .png or .pdf. [default: a table only]",
 )
 @DEVICE
 @JSON
@@ -448,7 +449,9 @@ def evaluate(folder: Path, skip: float | None, plot: Path | None, **options: Any
 @click.option(
     "--top-k", type=click.IntRange(0), default=0, help="Sample from this many likeliest tokens. [default: all]"
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same text.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="The same seed gives the same text."
+)
 @DEVICE
 @explained
 def generate(folder: Path, **options: Any) -> None:

@@ -121,7 +121,22 @@ def test_an_empty_prompt_is_said(call: Call, site: Path) -> None:
     assert "prompt is empty" in failed.output
 
 
-@pytest.mark.parametrize("option", [("--tokens", "-1"), ("--temperature", "-0.5"), ("--device", "warp")])
+@pytest.mark.parametrize("prompt", ["caf\udce9", "\udcff"])
+def test_a_prompt_that_is_no_text_is_said(call: Call, site: Path, prompt: str) -> None:
+    failed = call("generate", "--data", site, prompt)
+    assert failed.exit_code == 1
+    assert "the prompt is not UTF-8" in failed.output
+
+
+def test_next_to_no_temperature_takes_the_likeliest(call: Call, site: Path) -> None:
+    cold = [call("generate", "--data", site, "x", "--tokens", "9", "--temperature", it) for it in ("0", "1e-300")]
+    assert cold[0].exit_code == cold[1].exit_code == 0, cold[1].output
+    assert cold[0].output == cold[1].output
+
+
+@pytest.mark.parametrize(
+    "option", [("--tokens", "-1"), ("--temperature", "-0.5"), ("--device", "warp"), ("--seed", str(2**70))]
+)
 def test_options_out_of_bounds_are_said(call: Call, site: Path, option: tuple[str, str]) -> None:
     failed = call("generate", "--data", site, "x", *option)
     assert failed.exit_code != 0
@@ -222,13 +237,6 @@ def test_it_agrees_with_what_a_site_measures_itself(call: Call, run: Run) -> Non
     alpha.reach(score["round"])
     measured = {event["round"]: event["validation_loss"] for event in alpha.events()}
     assert score["loss"] == pytest.approx(measured[score["round"]], abs=1e-5)
-
-
-@pytest.mark.parametrize("name", ["omission.what", "gone/omission.png"])
-def test_a_picture_that_cannot_be_drawn_is_said(call: Call, site: Path, tmp_path: Path, name: str) -> None:
-    failed = call("evaluate", "--data", site, "--skip", "0.5", "--batches", "1", "--plot", tmp_path / name)
-    assert failed.exit_code == 1
-    assert f"{name}: cannot draw" in failed.output
 
 
 def test_what_each_stage_is_worth(call: Call, site: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_what_may_not_be_written_is_explained_too() -> None:
 
     failed = CliRunner().invoke(fail)
     assert failed.exit_code == 1
-    assert failed.output.startswith("Error: /data/run.json: Read-only file system\nRun this as a user who has access")
+    assert failed.output.startswith("Error: /data/run.json: Read-only file system\nMake room, run this as another user")
 
 
 @pytest.mark.parametrize("words", [["stop", "--timeout"], ["evaluate", "--skip"], ["generate", "x", "--temperature"]])
@@ -46,6 +46,17 @@ def test_an_amount_is_finite(words: list[str], value: str, tmp_path: Path, monke
     failed = CliRunner().invoke(main, [*words, value])
     assert failed.exit_code == 2
     assert f"{value} is not" in failed.output
+
+
+@pytest.mark.parametrize("words", [["evaluate", "--skip", "0.5", "--plot"], ["score", "folder", "--plot"]])
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("picture.what", "ends in .svg or .png or .pdf"), ("gone/picture.png", "there is no folder gone")],
+)
+def test_what_cannot_be_drawn_is_said_before_the_work(words: list[str], name: str, problem: str) -> None:
+    failed = CliRunner().invoke(main, [*words, name])
+    assert failed.exit_code == 2
+    assert problem in " ".join(failed.output.split())
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,8 @@ def generate(
     show: Callable[[str], None],
 ) -> None:
     """Show the prompt and its continuation; see trainer/model/decoder.py for the arguments. Raises PierError."""
+    if not prompt.isascii() and prompt.encode(errors="replace").decode() != prompt:
+        raise PierError("the prompt is not UTF-8", "Set your terminal to UTF-8.")
     weights = find_weights(data, model)
     tokenizer = weights.open_tokenizer()
     ids = [int(id) for id in tokenizer.encode(prompt)]
@@ -192,7 +194,7 @@ def evaluate_omissions(
 
     Args:
         skip: fraction of the stages to leave out.
-        plot: path of a PNG to write.
+        plot: path of a picture to write.
     """
     config, weights, place = site_config(data), find_weights(data, model), pick_device(device)
     windows = validation_windows(config, weights, data, dataset, batches)
@@ -244,9 +246,5 @@ def _draw(rows: Rows, file: Path) -> None:
     axes.set_xlabel("stages left out")
     axes.set_ylabel("perplexity")
     axes.legend(frameon=False)
-    try:
-        figure.savefig(file, dpi=150, bbox_inches="tight")
-    except (OSError, ValueError) as error:
-        raise PierError(f"{file}: cannot draw: {error}", "Name a file that ends in .svg, .png or .pdf.") from error
-    finally:
-        pyplot.close(figure)
+    figure.savefig(file, dpi=150, bbox_inches="tight")
+    pyplot.close(figure)

@@ -32,7 +32,24 @@ class Finite(click.FloatRange):
         return number
 
 
-FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+class Picture(click.Path):
+    """A picture to draw, in a folder that exists: otherwise long work would come to nothing at its end."""
+
+    def __init__(self, *suffixes: str) -> None:
+        super().__init__(path_type=Path, dir_okay=False, writable=True)
+        self._suffixes = suffixes
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Convert it; fail with a message that says what is wrong."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if path.suffix.lower() not in self._suffixes:
+            self.fail(f"{path}: name a file that ends in {' or '.join(self._suffixes)}", param, ctx)
+        if not path.parent.is_dir():
+            self.fail(f"{path}: there is no folder {path.parent}", param, ctx)
+        return path
+
+
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 FOLDER = click.option(
     "--data",
@@ -161,7 +178,7 @@ DEVICE = click.option(
 )
 PLOT = click.option(
     "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=Picture(".svg", ".png", ".pdf"),
     help="Write a plot to this file: .svg, .png or .pdf. [default: no plot]",
 )
 FORCE = click.option("--force", is_flag=True, help="Overwrite FILE if it exists. [default: refuse]")
@@ -259,7 +276,8 @@ def explained(command: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             _print(
                 PierError(
-                    f"{error.filename}: {error.strerror}", "Run this as a user who has access, or choose another path."
+                    f"{error.filename}: {error.strerror}",
+                    "Make room, run this as another user, or choose another path.",
                 )
             )
         sys.exit(1)

@@ -261,6 +261,17 @@ def test_without_top_k_all_tokens_come() -> None:
     assert set(generate(loaded_coin(), [0], 300, temperature=1.0, top_k=99)) == {0, 1, 2}
 
 
+def test_a_model_that_has_diverged_says_so(model: Decoder) -> None:
+    next(model.parameters()).data.fill_(torch.nan)
+    with pytest.raises(PierError, match="diverged"):
+        generate(model, [1], 1)
+
+
+def test_a_token_that_the_model_lacks_is_refused(model: Decoder) -> None:
+    with pytest.raises(PierError, match="the prompt has the token 1000"):
+        generate(model, [1, 1000], 1)
+
+
 def test_an_empty_prompt_is_refused(model: Decoder) -> None:
     with pytest.raises(PierError, match="prompt is empty"):
         generate(model, [], 5)

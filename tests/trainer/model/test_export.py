@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,14 @@ def test_a_folder_without_a_config_is_no_export(tmp_path: Path, content: str | N
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(PierError, match=r"config\.json: not an exported model"):
         import_weights(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "model_type", "head_dim", "num_hidden_layers"])
+@pytest.mark.parametrize("value", [[1], math.inf, math.nan, 1e300, {"a": []}, "x"])
+def test_a_config_of_nonsense_is_refused_in_words(key: str, value: Any) -> None:
+    config = {name: it for name, it in to_config(ModelSection()).items() if name != "rope_theta"}
+    with pytest.raises(PierError, match=r"config\.json: "):
+        from_config({**config, key: value})
 
 
 def damage(folder: Path, how: str) -> None:

@@ -356,22 +356,29 @@ def stream(
         seed: the same seed gives the same tokens.
 
     Raises:
-        PierError: the prompt is empty.
+        PierError: the prompt is empty, or has a token that the model lacks; or what the model predicts is not finite.
     """
     if not prompt:
         raise PierError("the prompt is empty", "Give at least one character to go on from.")
+    if max(prompt) >= model.config.vocab_size:
+        raise PierError(
+            f"the prompt has the token {max(prompt)}, the model knows {model.config.vocab_size}",
+            "Leave out what is special in the prompt, or use the tokenizer that the model was trained with.",
+        )
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     tokens = list(prompt)
     for _ in range(count):
         window = torch.tensor([tokens[-model.config.context :]], device=device)  # [1, time]
         logits = model(window)[0, -1].float().cpu()  # [vocab]
+        if not logits.isfinite().all():
+            raise PierError("the model predicts nan or inf: its training has diverged", "Use an earlier checkpoint.")
         tokens.append(_pick(logits, temperature, top_k, generator))
         yield tokens[-1]
 
 
 def _pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
-    if temperature == 0:
+    if temperature < torch.finfo(torch.float32).tiny:  # to divide by it would give nan
         return int(logits.argmax())
     if top_k:
         least = logits.topk(min(top_k, len(logits))).values[-1]

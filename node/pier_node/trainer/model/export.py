@@ -177,7 +177,7 @@ def from_config(content: Mapping[str, Any]) -> ModelSection:
         PierError: the model is of a kind, or has a feature, that the decoder lacks, or a key is missing.
     """
     form = content.get("model_type")
-    if form not in _KEYS:
+    if form not in [*_KEYS]:  # it may be of any type
         raise PierError(f"config.json: model_type = {form!r} is unknown; known: {', '.join(_KEYS)}", _REMEDY)
     content = _filled_in(content)
     for key, value in _FIXED[form].items():
@@ -193,12 +193,12 @@ def from_config(content: Mapping[str, Any]) -> ModelSection:
 def _filled_in(content: Mapping[str, Any]) -> dict[str, Any]:
     """Keys that other versions of transformers write elsewhere, or leave out where they follow from others."""
     found = dict(content)
-    rope = found.get("rope_parameters") or {}
-    if rope:
+    rope = found.get("rope_parameters")
+    if isinstance(rope, dict) and rope:
         found.setdefault("rope_theta", rope.get("rope_theta"))
         found["rope_scaling"] = None if rope.get("rope_type") == "default" else rope
     heads, width, each = (found.get(key) for key in ("num_attention_heads", "hidden_size", "head_dim"))
-    if each and heads and width and each * heads != width:
+    if isinstance(heads, int) and isinstance(width, int) and heads and each and each != width / heads:
         raise PierError(f"config.json: head_dim = {each}; only hidden_size / num_attention_heads is known", _REMEDY)
     if found.get("model_type") == "gpt2":
         wide = found.get("n_embd")
