@@ -14,8 +14,9 @@ sites had reported before: each planner leaves both in its folder. What is measu
 start to the end of the last task. What an iteration takes beyond that is not in the planner's problem, and is shown
 beside it. The first iterations are left out: nothing is measured before them.
 
-With --link: four sites with 80 Mbit/s and a round trip of 80 ms between any two, a full pipeline, with each codec; and
-the same sites without limits. The whole iteration is measured, with the step and the round that decides about it.
+With --link: four sites with 80 Mbit/s and a round trip of 80 ms between any two, a full pipeline, with each codec; with
+10 Mbit/s, also with blocks that write to a quarter of the channels; and the same sites without limits. The whole
+iteration is measured, with the step and the round that decides about it.
 """
 
 from __future__ import annotations
@@ -49,12 +50,18 @@ PATIENCE = 600.0
 
 @dataclass(frozen=True)
 class Link:
-    """A link between all sites, in Mbit/s and seconds one way, and the codecs of activations and gradients on it."""
+    """A link between all sites, in Mbit/s and seconds one way, and how activations and gradients travel on it.
+
+    Attributes:
+        codec: of activations and of gradients.
+        subspace: see Trial.
+    """
 
     name: str
     rate: float
     latency: float
     codec: tuple[str, str]
+    subspace: int = 0
 
     def trial(self) -> Trial:
         """Four sites that compute so fast that, without a codec, a link of 80 Mbit/s is their bottleneck."""
@@ -64,6 +71,7 @@ class Link:
             forward=0.3,
             microbatches=MICROBATCHES,
             codec=self.codec,
+            subspace=self.subspace,
             memory=6,
             batch_size=384,
             part=16,
@@ -84,6 +92,8 @@ LINKS = [
             "int4": ("int4", "int4"),
         }.items()
     ),
+    Link("int8, 10 Mbit/s", 10.0, 0.04, ("int8", "int8")),
+    Link("int8, 10 Mbit/s, 16 of 64 channels", 10.0, 0.04, ("int8", "int8"), subspace=16),
 ]
 LINK_WARM, LINK_COUNT = 2, 3
 
@@ -126,7 +136,7 @@ def table(results: list[Result]) -> Table:
 def link_table(results: dict[str, Result]) -> Table:
     """A row for each link; the first one has no limits."""
     caption = f"medians of seconds; compute is paced; load of the machine: {os.getloadavg()[0]:.1f}"
-    shown = Table("link", title="Four stages at 80 Mbit/s and 80 ms round trip", caption=caption, box=None)
+    shown = Table("link", title="Four stages at 80 Mbit/s, 80 ms round trip", caption=caption, box=None)
     for name in ("n", "iteration", "its tasks", "microbatches a second", "of no limits"):
         shown.add_column(name, justify="right")
     free = next(iter(results.values())).middle("whole")
@@ -142,12 +152,15 @@ def link_table(results: dict[str, Result]) -> Table:
 @click.option("--sites", default=6, show_default=True, type=click.IntRange(4, 9), help="How many.")
 @click.option("--policy", multiple=True, type=click.Choice(POLICIES), help="Only this one; may be repeated.")
 @click.option("--link", "links", is_flag=True, help="Slow links and codecs instead of policies.")
+@click.option("--only", multiple=True, help="With --link: beside no limits, only this link; may be repeated.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write all numbers here.")
-def main(quick: bool, sites: int, policy: tuple[str, ...], links: bool, json_file: Path | None) -> None:
+def main(
+    quick: bool, sites: int, policy: tuple[str, ...], links: bool, only: tuple[str, ...], json_file: Path | None
+) -> None:
     """Measure, and print the table."""
     console, results = Console(), dict[str, Result]()
     if links:
-        trials = {it.name: it.trial() for it in LINKS}
+        trials = {it.name: it.trial() for it in LINKS if not only or it.name in ("no limits", *only)}
     else:
         trials = {name: Trial(name, sites, FORWARD, microbatches=sites) for name in policy or POLICIES}
     warm, count = (LINK_WARM, LINK_COUNT) if links else (WARM, COUNT)

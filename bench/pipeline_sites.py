@@ -34,6 +34,7 @@ class Trial:
     Attributes:
         forward: seconds that a forward is paced to take; a backward takes twice as long, a loss a third.
         codec: of activations and of gradients.
+        subspace: channels that blocks write to, of 64; 0: all of them.
         batch_size: sequences of 64 tokens in a microbatch; an activation has 64 values a token.
         part: one in so many sequences is really computed: the cores are shared.
         rates: Mbit/s of the uplinks, as many as sites.
@@ -45,6 +46,7 @@ class Trial:
     forward: float
     microbatches: int
     codec: tuple[str, str] = ("none", "none")
+    subspace: int = 0
     memory: int = 3
     batch_size: int = 48
     part: int = 1
@@ -62,6 +64,8 @@ heads = 2
 ffn_dim = 64
 layers = 4
 context = 64
+tie_embeddings = false
+subspace = {it.subspace}
 [data]
 source = "text"
 path = "{text}"

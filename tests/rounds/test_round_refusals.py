@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from rounds.cases import (
     CALM,
@@ -17,6 +18,7 @@ from rounds.cases import (
     Member,
     Puppet,
     acquainted,
+    add_mean,
     assemble,
     ballot,
     outer_state,
@@ -28,6 +30,7 @@ from simulation.network import Network
 from simulation.statements import PlainStatements
 from simulation.virtual_time import run
 
+from pier_node.outer.mean import Update
 from pier_node.outer.state import OuterState
 from pier_node.rounds.commitments import Cast, Commitments
 from pier_node.rounds.quorum import LEAP
@@ -127,17 +130,20 @@ def test_new_contributions_are_announced_anew() -> None:
     run(main())
 
 
-def test_a_site_that_lost_a_round_waits_until_it_has_it_again() -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_site_that_lost_a_round_waits_until_it_has_it_again(alone: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Its newest checkpoint is damaged: what it would decide now may have been decided, and followed, before."""
 
     async def main() -> None:
         network = Network(1, CALM)
         member = Member(network, "b", outer_state("b", round=9), Commitments.fresh(11, "b"))
         member.carrier.spawn(member.rounds.run())
-        task = member.contribute(1.0)
+        update, rounds = Update(np.ones(LENGTH, np.float32), 3), member.rounds
+        task = member.play((rounds.commit_alone if alone else rounds.commit)(update, add_mean))
         await asyncio.sleep(60)
         assert not task.done()
         assert "had committed round 11, but its disk has lost it" in member.rounds.last_error
+        assert caplog.text.count("its disk has lost it") == 1
         task.cancel()
         await member.rounds.adopt(outer_state("b", round=10), [])
         assert member.rounds.promises.lost

@@ -105,7 +105,12 @@ class Rounds:
         return self.claims.sources()
 
     async def commit_alone(self, update: Update, advance: Advance) -> OuterState:
-        """Commit a round with this site as its only member, which needs nobody's vote."""
+        """Commit a round with this site as its only member, which needs nobody's vote.
+
+        A site whose disk has lost that round waits for it instead, as in `commit`: others may have followed it.
+        """
+        if self.promises.lost:
+            return await self.commit(update, advance)
         state, tokens = self.state, {self.node: update.tokens}
         with span("outer step"):
             shadow = await asyncio.to_thread(lambda: advance(state, update.copied(), tokens))
@@ -293,10 +298,13 @@ class Rounds:
     async def _ask(self, update: Update) -> Proposal | None:
         """Announce ourselves to the leader; return its proposal if we can take part in it or shall wait."""
         if self.promises.lost:
-            self.last_error = (
+            lost = (
                 f"this site had committed round {self.promises.now.committed}, but its disk has lost it. "
                 "It waits for a site that has it, or for you: see docs/protocol.md, amnesia"
             )
+            if self.last_error != lost:
+                log.error("%s", lost)
+            self.last_error = lost
             return None
         self._nonce = self._nonce or self._new_nonce()
         ready = self._mine = self._ready(update)

@@ -16,7 +16,7 @@ from pier_node.gossip.catch_up import CatchUpInPairs
 from pier_node.gossip.merge import Merge
 from pier_node.gossip.pair_rounds import PairRounds
 from pier_node.outer.mean import Update
-from pier_node.outer.schedule import RoundPlan
+from pier_node.outer.schedule import Kind, RoundPlan
 from pier_node.outer.state import OuterState
 from pier_node.rounds.attempt import Advance
 from pier_node.rounds.catch_up import CatchUp
@@ -108,9 +108,10 @@ class OfAll(Agreement):
 
     async def decide(self, plan: RoundPlan, update: Update, advance: Advance, fetch: Fetch) -> bool:
         """See Agreement."""
+        commit = self._atomic.commit_alone if plan.kind is Kind.SOLO else self._atomic.commit
         while self._atomic.state.round < plan.round:
             try:
-                await self._atomic.commit(update, advance)
+                await commit(update, advance)
                 return True
             except Behind as behind:
                 log.info("round %d was committed without this site: catching up from %s", plan.round, behind)
@@ -180,8 +181,11 @@ class InPairs(Agreement):
     def _counts(self, node: str) -> bool:
         return self._pairs.standing.has(node)
 
-    async def decide(self, plan: RoundPlan, update: Update, advance: Advance, fetch: Fetch) -> bool:  # noqa: ARG002
+    async def decide(self, plan: RoundPlan, update: Update, advance: Advance, fetch: Fetch) -> bool:
         """See Agreement. A pair takes its own step: see outer/noloco.py."""
+        if plan.kind is Kind.SOLO:
+            await self._pairs.commit_alone(update, advance)
+            return True
         await self._pairs.resolve()
         if self._pairs.sources() and await fetch():
             return False

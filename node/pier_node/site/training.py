@@ -313,9 +313,6 @@ class Training:
         rounds, began = self._rounds, asyncio.get_running_loop().time()
         rounds.sites = self._config.run.sites if plan.first_exchange else 1
         try:
-            if plan.kind is Kind.SOLO:
-                await rounds.commit_alone(update, self._advance(plan))
-                return True
             return await self._agreement.decide(plan, update, self._advance(plan), self._fetch)
         finally:
             if self._flight is not None and self._flight.plan is plan:  # `_land` has not gone on without its end
