@@ -116,6 +116,29 @@ def test_a_tensor_that_cannot_be_sent_ends_the_attempt(
     assert "a tensor could not be sent" in caplog.text
 
 
+def test_who_takes_a_tensor_and_never_says_so_is_suspected() -> None:
+    """Whoever waits for the sender would suspect that one."""
+    tables, message = KINDS["one site a stage"]
+
+    async def main() -> list[Worth | BaseException]:
+        made = await workers(tables, Plan.read(message, 4))
+        b = made[1]
+        take = b.carrier.on_push
+        assert take
+
+        async def silent(sender: str, chunks: AsyncIterator[Chunk]) -> None:
+            await take(sender, chunks)
+            await asyncio.Event().wait()
+
+        b.carrier.on_push = silent
+        async with asyncio.timeout(1000.0):
+            return await outcomes(made)
+
+    first, *_ = run(main())
+    assert isinstance(first, Suspicion)
+    assert first.node == "b"
+
+
 RUN = config(stages=2, layers=2)
 PLAN = Plan.read(iteration_plan([0, 1], [[0, 1], [0, 1]]), 2)
 RIGHT = torch.zeros(BATCH, CONTEXT, RUN.model.dim)

@@ -33,6 +33,12 @@ from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import Chunk
 from pier_proto.v1.peer_pb2 import Total
 
+TAKING = 0.75
+"""Patience with a site that takes a tensor, as a multiple of that with one that sends one.
+
+It is less, because those that wait for what this site cannot send meanwhile would suspect this site.
+"""
+
 log = logging.getLogger(__name__)
 
 
@@ -152,10 +158,15 @@ class Attempt(Joint[Worth]):
 
     async def _push(self, task: Task, tensor: Tensor) -> None:
         """Send tensors one after the other, as the planner expects: sent together on one line, each would be late."""
-        data = await self._activations.encode(task, tensor)
+        data, silence = await self._activations.encode(task, tensor), self._tools.silence
         async with self._uplink:
             began = asyncio.get_running_loop().time()
-            await self._activations.send(task, data)
+            try:
+                await self._activations.send(task, data, TAKING * silence.seconds())
+            except Suspicion as suspicion:
+                if suspicion.mute:
+                    silence.late()
+                raise
             self._tools.pace.sent(self.plan.ways[task[0]][task[1]], asyncio.get_running_loop().time() - began)
 
     def _was_sent(self, sending: asyncio.Task[None]) -> None:

@@ -118,12 +118,16 @@ class Activations:
         form = self._format(task)
         return await asyncio.to_thread(lambda: form.encode(tensor.float().contiguous().numpy()))
 
-    async def send(self, task: Task, data: bytes) -> None:
-        """Send the encoded input of a task to the site that does the task. Raises Suspicion."""
+    async def send(self, task: Task, data: bytes, patience: float) -> None:
+        """Send the encoded input of a task to the site that does the task. Raises Suspicion.
+
+        Args:
+            patience: seconds in which the site must take a chunk, and acknowledge the last.
+        """
         microbatch, hop = task
         node = self._plan.ways[microbatch][hop]
         activation = self._format(task).activation(self._plan.name, microbatch, hop)
-        await send(self._carrier, node, _stream(activation, data, self._plan.round))
+        await send(self._carrier, node, _stream(activation, data, self._plan.round), patience)
 
     async def take(self, sender: str, activation: Activation, rest: AsyncIterator[Chunk]) -> Task:
         """Receive a tensor that a site streams. Raises BadMessage, PeerLost."""
