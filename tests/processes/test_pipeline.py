@@ -94,3 +94,18 @@ def test_a_site_whose_computing_hangs_says_so_is_planned_around_and_can_be_stopp
     assert victim.stop() == 0, "it does not wait for what does not end"
     for site in run.sites:
         site.kill()
+
+
+def test_a_site_can_be_stopped_while_it_tokenizes(found: Found) -> None:
+    run = found(3, outer={"algorithm": "sync"}, **TABLES)
+    path = os.pathsep.join([str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])
+    for site in run.sites:
+        site.command = ["env", f"PYTHONPATH={path}", f"PIER_TEST_TOKENIZE={site.folder / 'tokenize'}", *site.command]
+        site.folder.mkdir(parents=True, exist_ok=True)
+        (site.folder / "tokenize").touch()
+    run.start()
+    run.by_node[0].wait("one tokenizes", lambda: any((site.folder / "tokenizing").exists() for site in run.sites))
+    busy = next(site for site in run.sites if (site.folder / "tokenizing").exists())
+    assert busy.stop() == 0, "it does not wait until that is done"
+    for site in run.sites:
+        site.kill()

@@ -67,9 +67,12 @@ class Tools:
         self.patience, self.outer_patience = (Silence(initial=300.0, floor=60.0, few=8) for _ in range(2))
 
     async def prepare(self, stage: int) -> None:
-        """Prepare what a stage needs before it computes. Not in the thread: it may take minutes, but does not hang."""
+        """Prepare what a stage needs before it computes.
+
+        In the thread, for which a site that ends does not wait, and without a deadline: it may take hours.
+        """
         if stage == 0:
-            await asyncio.to_thread(self.open_data)
+            await asyncio.get_running_loop().run_in_executor(self.thread, self.open_data)
 
     @property
     def stuck(self) -> bool:

@@ -1,4 +1,7 @@
-"""What test_pipeline.py changes in a site: its stage computes nothing while the file PIER_TEST_HANG is there."""
+"""What test_pipeline.py changes in a site: its stage computes nothing while the file PIER_TEST_HANG is there.
+
+Nor does it open its data while PIER_TEST_TOKENIZE is there.
+"""
 
 from __future__ import annotations
 
@@ -26,3 +29,17 @@ if "PIER_TEST_HANG" in os.environ and any(word.endswith("pier-node") for word in
 
     for name in ("embed", "forward", "loss", "backward"):
         setattr(Stage, name, hanging(getattr(Stage, name)))
+
+if "PIER_TEST_TOKENIZE" in os.environ and any(word.endswith("pier-node") for word in sys.orig_argv):
+    from pier_node.site import pipeline
+
+    TOKENIZE, real = Path(os.environ["PIER_TEST_TOKENIZE"]), getattr(pipeline, "open_corpus")  # noqa: B009
+
+    def opened_late(*args: Any) -> Any:
+        """The data, after a long time."""
+        TOKENIZE.with_name("tokenizing").touch()
+        while TOKENIZE.exists():
+            time.sleep(0.05)
+        return real(*args)
+
+    setattr(pipeline, "open_corpus", opened_late)  # noqa: B010
