@@ -66,6 +66,31 @@ def test_a_run_takes_all_its_steps_and_replicas_stay_equal(tmp_path: Path) -> No
     assert tokens == pytest.approx(6 * 4 * BATCH * CONTEXT, rel=0.05)
 
 
+class KeepsTokens(PipelineCluster):
+    """Notes the tokens that each site writes to its disk with a round, and those that it has at the end of it."""
+
+    def __init__(self, config: RunConfig, folder: Path, **faults: Any) -> None:
+        super().__init__(config, folder, **faults)
+        self.kept, self.had = dict[tuple[str, int], int](), dict[tuple[str, int], int]()
+
+    async def keep(self, name: str, state: OuterState) -> None:
+        await super().keep(name, state)
+        self.kept[name, state.round] = self.nodes[name].training.tokens_after(state)
+
+    async def committed(self, name: str, state: OuterState) -> None:
+        await super().committed(name, state)
+        self.had[name, state.round] = self.nodes[name].progress.tokens
+
+
+def test_a_round_is_written_down_with_its_tokens(tmp_path: Path) -> None:
+    """A site that is started again has them."""
+    cluster = KeepsTokens(six(steps=10), tmp_path, fail_at={("f", 4, "forward"): "restart"})
+    run(cluster.run())
+    kept = {place: tokens for place, tokens in cluster.kept.items() if place in cluster.had}
+    assert kept == cluster.had
+    assert sum(tokens for (_, round), tokens in kept.items() if round == max(cluster.digests)) > 0
+
+
 def test_the_last_iterations_of_a_run_visit_all_stages(tmp_path: Path) -> None:
     tables = six("skip").model_dump(mode="json")
     tables["pipeline"]["full_end"] = 0.5

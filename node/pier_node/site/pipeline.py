@@ -132,7 +132,7 @@ class PipelineSite:
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
 
     async def _keep(self, state: OuterState) -> None:
-        await asyncio.to_thread(self._vote_states.save, at_rest(state, self._joined.progress.tokens))
+        await asyncio.to_thread(self._vote_states.save, at_rest(state, self.training.tokens_after(state)))
 
     async def _committed(self, state: OuterState) -> None:
         trips = self._joined.roster.round_trips()

@@ -74,10 +74,14 @@ class Account:
         progress.waited += seconds - compute
         progress.times = Times(max(seconds - compute - exchange - lost, 0.0), exchange, lost)
         progress.steps = 1 if plan and not plan.message.meet else 0
-        if plan and progress.steps:
-            tokens = share(plan, self.node, self.each)
+        if progress.steps:
+            tokens = self.tokens(plan)
             progress.tokens += tokens
             progress.tokens_per_second = tokens / seconds if seconds else 0.0
+
+    def tokens(self, plan: Plan | None) -> int:
+        """This site's tokens in an iteration that counted; 0: none did."""
+        return share(plan, self.node, self.each) if plan and not plan.message.meet else 0
 
 
 def share(plan: Plan, node: str, each: int) -> int:
@@ -168,6 +172,10 @@ class PipelineTraining:
             **times,
         )
 
+    def tokens_after(self, state: OuterState) -> int:
+        """Tokens that this site has trained on when a state counts that is not settled yet."""
+        return self.progress.tokens + self._account.tokens(self._counted(state))
+
     # --- what the site's loop calls --------------------------------------------------------------
 
     async def begin(self) -> None:
@@ -247,9 +255,14 @@ class PipelineTraining:
 
     def _book(self, began: float, worked: float, ended: float) -> None:
         """Book a round that is decided and known here."""
-        tried, counted = self._tried, self._version and self._version == self._position.voted.counted
         self.progress.round_time = ended - worked
-        self._account.book(ended - began, self.progress.spans if tried else None, tried if counted else None)
+        spans, counted = self.progress.spans if self._tried else None, self._counted(self._rounds.state)
+        self._account.book(ended - began, spans, counted)
+        self._version = 0
+
+    def _counted(self, state: OuterState) -> Plan | None:
+        """The plan of this site's attempt, if it counts in a state and is not booked yet."""
+        return self._tried if self._version and self._version == vote_state.vote_state_of(state).counted else None
 
     async def _work(self) -> Update:
         """Take part in an attempt. Returns this site's update for the round."""
