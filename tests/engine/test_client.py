@@ -23,7 +23,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector
 from pier_node.engine import client
 from pier_node.engine.client import Link, Site, State, StopTraining
-from pier_node.engine.join import OwnState
+from pier_node.engine.join import OwnState, join
 from pier_node.engine.machines import Ranks
 from pier_node.engine.messages import (
     Attached,
@@ -43,6 +43,7 @@ from pier_node.engine.messages import (
 )
 from pier_node.engine.parameters import Vectors
 from pier_node.engine.ranks import COLUMNS
+from pier_node.engine.training_process import ENGINE_VARIABLE
 
 
 class Scene:
@@ -125,6 +126,32 @@ def test_steps_begin_with_the_weights_of_the_daemon_and_end_in_the_outbox(scene:
     done = scene.done()
     assert (done.tokens, done.adam_step, done.diverged) == (16, 0, False)
     assert scene.outbox.array.tolist() == scene.model.weight.flatten().tolist()
+
+
+class Three(Ranks):
+    """Three ranks that do the same, of which this is the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 3
+
+    def share(self, line: bytes) -> bytes:
+        return line
+
+    def sums(self, *numbers: float) -> list[float]:
+        return [3 * number for number in numbers]
+
+    def meet(self) -> None:
+        pass
+
+
+def test_all_tokens_of_a_step_count_whatever_the_number_of_ranks(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.Ranks", Three)
+    scene.table = SharedVector(3 * COLUMNS)
+    site = scene.joined(scene.train(2))
+    with pytest.raises(StopTraining):
+        scene.steps(site, [2.0, 1.0], then=Over(""))
+    assert scene.done().tokens == 16
 
 
 def test_what_is_in_the_outbox_stays_there_unless_the_daemon_wants_the_weights(scene: Scene) -> None:
@@ -332,3 +359,15 @@ def test_a_daemon_that_has_gone_is_an_error(scene: Scene) -> None:
     scene.end()
     with pytest.raises(PierError, match="daemon has ended"):
         scene.step(site)
+
+
+def test_a_daemon_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(ENGINE_VARIABLE, str(tmp_path / "socket"))
+    with pytest.raises(PierError, match="daemon has ended"):
+        join(nn.Linear(2, 1), step_tokens=8)
+
+
+def test_a_step_has_tokens() -> None:
+    """A site whose steps have none would never bring what it has learnt."""
+    with pytest.raises(PierError, match="step_tokens = 0"):
+        join(nn.Linear(2, 1), step_tokens=0, folder="/nowhere")

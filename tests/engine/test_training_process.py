@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from signal import SIGKILL
@@ -90,6 +91,19 @@ async def test_a_command_that_cannot_be_run_is_named(play: Play) -> None:
 async def test_without_a_log_the_remedy_is_the_callers() -> None:
     error = Command(("a",)).explained("it is broken", "Mend it.")
     assert (error.problem, error.remedy) == ("it is broken", "Mend it.")
+
+
+async def test_a_log_is_not_read_whole_for_its_end(tmp_path: Path) -> None:
+    """It may be longer than there is memory."""
+    log = tmp_path / "workers.log"
+    with log.open("wb") as file:
+        file.truncate(1 << 30)
+        file.seek(0, 2)
+        file.write(b"out of memory")
+    tracemalloc.start()
+    assert "out of memory" in Command(("a",), log=log).explained("it ended", "").problem
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
 
 
 async def test_deaths_count_once_and_since_the_last_progress(

@@ -83,13 +83,13 @@ class Link:
             try:
                 self._stream.sendall(messages.encode(message))
             except OSError as error:
-                raise _daemon_gone() from error
+                raise daemon_gone() from error
 
     def receive(self) -> messages.Message:
         """What the daemon says next, at every rank. Raises PierError: it refuses this program, or has ended."""
         line = self.ranks.share(self._line(self._stream) if self._stream is not None else b"")
         if not line:
-            raise _daemon_gone()
+            raise daemon_gone()
         message = messages.decode(line)
         if isinstance(message, messages.Failed):
             raise PierError(message.problem, message.remedy)
@@ -133,7 +133,8 @@ def ready(file: int | socket.socket, milliseconds: int | None = None) -> bool:
     return bool(poll.poll(milliseconds))
 
 
-def _daemon_gone() -> PierError:
+def daemon_gone() -> PierError:
+    """The error of a program whose daemon does not answer."""
     return PierError(
         "Pier's daemon has ended",
         "What it printed last says why; if it was killed, `dmesg` says whether memory ran out. "
@@ -306,7 +307,7 @@ class Site:
         steps, now = self._steps, time.monotonic()
         steps.done += 1
         self._row[STEPS] += 1
-        steps.tokens += self._step_tokens // self._ranks.count if tokens is None else float(tokens)
+        steps.tokens += self._step_tokens / self._ranks.count if tokens is None else float(tokens)
         steps.saw(loss, gradient_norm)
         last, tell = steps.done >= self._job.steps, now - steps.told > TOLD_SECONDS
         if last or tell:

@@ -26,7 +26,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.processes import SocketFolder, outlive_parent
 from pier_node.base.toml import read_toml
 from pier_node.engine import messages
-from pier_node.engine.client import Link, Site, ready
+from pier_node.engine.client import Link, Site, daemon_gone, ready
 from pier_node.engine.machines import Ranks, Weights
 from pier_node.engine.parameters import Vectors
 from pier_node.engine.training_process import ENGINE_VARIABLE
@@ -209,6 +209,8 @@ def join(
     Raises:
         PierError: the run cannot be joined; it says what is wrong and what to do.
     """
+    if step_tokens < 1:
+        raise PierError(f"step_tokens = {step_tokens}: a step has tokens", "Give the most that a step has here.")
     ranks = Ranks()
     vectors = Vectors(model, ranks.own)
     if JOIN_VARIABLE in os.environ:
@@ -240,7 +242,11 @@ def _connected(words: Sequence[str], token: str | None) -> tuple[Daemon | None, 
         daemon = Daemon(words, {"PIER_TOKEN": token} if token else {})
         return daemon, daemon.connect()
     stream = socket.socket(socket.AF_UNIX)
-    stream.connect(os.environ[ENGINE_VARIABLE])
+    try:
+        stream.connect(os.environ[ENGINE_VARIABLE])
+    except OSError as error:
+        stream.close()
+        raise daemon_gone() from error
     return None, stream
 
 

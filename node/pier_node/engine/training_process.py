@@ -139,8 +139,14 @@ class Command:
         """An error with the end of the log, or with `remedy` if the output is not in a log."""
         if self.log is None:
             return PierError(problem, remedy)
-        tail = self.log.read_bytes()[-TAIL_BYTES:].decode(errors="replace") if self.log.exists() else ""
+        tail = _tail(self.log).decode(errors="replace") if self.log.exists() else ""
         return PierError(f"{problem}; {self.log} ends with:\n{tail}", "Mend what it shows, then start the node again.")
+
+
+def _tail(file: Path) -> bytes:
+    with file.open("rb") as content:
+        content.seek(max(0, file.stat().st_size - TAIL_BYTES))
+        return content.read(TAIL_BYTES)
 
 
 def _not_runnable(line: str, error: Exception) -> PierError:
