@@ -55,8 +55,15 @@ def test_who_was_in_doubt_takes_the_state_of_a_decider_that_is_not_behind(a_roun
     sites = met_again(a_round, b_round, partners={3: "b"})
     assert sources == {"a": [], "b": ["a"]}
     assert sites["b"].journal.records.doubts, "until it has it"
-    sites["b"].pairs._outcomes.forget()
-    assert not sites["b"].tools.records.doubts
+
+
+def test_a_site_that_goes_on_from_another_state_is_not_in_doubt_after_a_restart_either() -> None:
+    async def main() -> None:
+        b = PairMember(Network(1, CALM), "b", outer_state("b", round=4), records=Records({2: "a"}).voted(DOUBT))
+        await b.pairs.adopt(outer_state("a", round=7))
+        assert b.tools.records == b.journal.records == Records({2: "a"})
+
+    run(main())
 
 
 def test_a_decider_that_is_behind_takes_the_state_of_who_went_on() -> None:

@@ -65,10 +65,14 @@ class Outcomes:
         waits = asyncio.get_running_loop().time() < self._until and self._tools.roster.alive(self._source)
         return self._source if waits else ""
 
-    def forget(self) -> None:
-        """Continue from another site's state: the outcomes of this site's own meetings no longer matter."""
+    async def forget(self) -> None:
+        """Continue from another site's state: the outcomes of this site's own meetings no longer matter.
+
+        Raises PierError.
+        """
         self._source, self._until = "", 0.0
-        self._tools.records = replace(self._tools.records, doubts={})
+        if self._tools.records.doubts:
+            await self._tools.keep(replace(self._tools.records, doubts={}))
 
     async def resolve(self) -> None:
         """Ask deciders that are back how the meetings ended whose outcome this site does not know."""
@@ -198,10 +202,13 @@ class PairRounds:
         return self.state if known and not shadow else None
 
     async def adopt(self, state: OuterState) -> None:
-        """Continue from another site's state: the outcomes of our own meetings no longer matter."""
+        """Continue from another site's state, which is on the disk: the outcomes of our own meetings no longer matter.
+
+        Raises PierError.
+        """
         self._settle(state)
         self.saved = state.round
-        self._outcomes.forget()
+        await self._outcomes.forget()
 
     # --- which round, from where -----------------------------------------------------------------
 
