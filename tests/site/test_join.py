@@ -545,7 +545,8 @@ def test_what_a_founder_needs_for_a_model_of_transformers(tmp_path: Path, monkey
 def test_a_folder_that_is_detached_from_its_run_has_nothing_of_its_pipeline(tmp_path: Path) -> None:
     for name in ("tallies/round-00000000", "given/stage-0/round-00000000", "stage-1/round-00000000", "states/round-1"):
         (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "node.key").touch()
+    for name in ("node.key", "events.jsonl", "events.1.jsonl"):
+        (tmp_path / name).touch()
     join.forget_run(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["node.key", "states"]
     assert not any((tmp_path / "states").iterdir())

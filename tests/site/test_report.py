@@ -17,10 +17,11 @@ from pier_node.config.run import RunConfig
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.pipeline import vote_state
 from pier_node.rounds.attempt import Tools
-from pier_node.rounds.folder import EVENTS_FILE, read_events
+from pier_node.rounds.folder import EARLIER_EVENTS_FILE, EVENTS_FILE, read_events
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
+from pier_node.site import report
 from pier_node.site.report import Reporter, note, phase_name
 from pier_node.site.running import last_event
 from pier_proto.v1.peer_pb2 import Phase, Pulse, Site
@@ -156,6 +157,16 @@ def test_a_line_follows_one_that_a_power_cut_tore(tmp_path: Path) -> None:
         before = [{"round": 1}] if written else []
         assert read_events((tmp_path / EVENTS_FILE).read_bytes()) == [*before, {"round": 2}, {"round": 3}]
         assert last_event(tmp_path) == {"round": 3}
+
+
+def test_the_lines_take_bounded_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "MOST_EVENTS", 100)
+    for round in range(100):
+        note(tmp_path, {"round": round})
+        assert last_event(tmp_path) == {"round": round}
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 250
+    written = b"".join((tmp_path / name).read_bytes() for name in (EARLIER_EVENTS_FILE, EVENTS_FILE))
+    assert [event["round"] for event in read_events(written)] == [*range(100)][-len(read_events(written)) :]
 
 
 def test_a_committed_round_leaves_a_line(tmp_path: Path) -> None:

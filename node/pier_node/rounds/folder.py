@@ -22,6 +22,8 @@ from pier_proto.v1.peer_pb2 import Site
 RUN_FILE, SITE_FILE, LOCK_FILE = "run.json", "site.json", "lock"
 DAEMON_FILE, EVENTS_FILE = "daemon.json", "events.jsonl"
 """Files of a running daemon: its pid and status page, and one line for each round that it committed."""
+EARLIER_EVENTS_FILE = "events.1.jsonl"
+"""The lines before those."""
 
 
 def read_events(written: bytes) -> list[dict[str, Any]]:

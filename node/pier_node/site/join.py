@@ -29,7 +29,15 @@ from pier_node.identity.certificates import Credentials, credentials
 from pier_node.identity.invite import Invite
 from pier_node.identity.node import TOKEN_VARIABLE, Identity, Token
 from pier_node.rounds.double_votes import CONVICTED_FILE, Convicted
-from pier_node.rounds.folder import EVENTS_FILE, RUN_FILE, SITE_FILE, SiteRecord, load_run, save_run
+from pier_node.rounds.folder import (
+    EARLIER_EVENTS_FILE,
+    EVENTS_FILE,
+    RUN_FILE,
+    SITE_FILE,
+    SiteRecord,
+    load_run,
+    save_run,
+)
 from pier_node.rounds.proofs import EARLIER_FILE, PROOFS_FILE
 from pier_node.rounds.revocations import FILE as REVOKED_FILE
 from pier_node.rounds.revocations import Revoked
@@ -107,7 +115,8 @@ def took_part(folder: Path) -> bool:
 
 def forget_run(folder: Path) -> None:
     """Detach such a folder from its run. Its node id stays."""
-    for name in (SITE_FILE, EVENTS_FILE, REVOKED_FILE, JOURNAL, PROOFS_FILE, EARLIER_FILE, CONVICTED_FILE):
+    events = EVENTS_FILE, EARLIER_EVENTS_FILE
+    for name in (SITE_FILE, *events, REVOKED_FILE, JOURNAL, PROOFS_FILE, EARLIER_FILE, CONVICTED_FILE):
         (folder / name).unlink(missing_ok=True)
     Token.path(folder).unlink(missing_ok=True)
     inside = (f"{kind}/*" for kind in STATES)  # the folder may be a mount point

@@ -31,7 +31,7 @@ from pier_node.gossip.pair_rounds import PairRounds
 from pier_node.outer.schedule import round_plan, total_rounds
 from pier_node.outer.state import OuterState
 from pier_node.pipeline.vote_state import vote_state_of
-from pier_node.rounds.folder import EVENTS_FILE
+from pier_node.rounds.folder import EARLIER_EVENTS_FILE, EVENTS_FILE
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.proofs import Trusted
@@ -310,9 +310,16 @@ def _finite(loss: float) -> float:
     return loss if math.isfinite(loss) else math.nan
 
 
+MOST_EVENTS = 1 << 28
+"""Bytes of a file of events: a hundred thousand rounds and more. It then takes the place of the one before it."""
+
+
 def note(folder: Path, event: Status) -> None:
     """Append the status after a committed round to the folder's events.jsonl."""
-    with (folder / EVENTS_FILE).open("ab+") as file:
+    path = folder / EVENTS_FILE
+    if path.exists() and path.stat().st_size >= MOST_EVENTS:
+        path.replace(folder / EARLIER_EVENTS_FILE)
+    with path.open("ab+") as file:
         file.seek(max(0, file.tell() - 1))
         begin = "" if file.read() in (b"", b"\n") else "\n"  # the machine failed in the middle of a line
         file.write(f"{begin}{json.dumps(finite(event))}\n".encode())
