@@ -26,7 +26,7 @@ from pier_node.pipeline.microbatches import Activations, MicrobatchQueue
 from pier_node.pipeline.planning.plan import random_routes
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import BadMessage, Chunk, PeerRefused
-from pier_proto.v1.peer_pb2 import Total
+from pier_proto.v1.peer_pb2 import Total, Worked
 
 SIX = [0, 0, 1, 1, 2, 3]
 """Stages of the sites a to f."""
@@ -137,6 +137,23 @@ def test_who_takes_a_tensor_and_never_says_so_is_suspected() -> None:
     first, *_ = run(main())
     assert isinstance(first, Suspicion)
     assert first.node == "b"
+
+
+@pytest.mark.parametrize("claim", ["square", "loss"])
+def test_who_claims_more_than_can_be_is_suspected(claim: str) -> None:
+    """The total of such numbers is infinite, and the site that tells it would be suspected."""
+    tables, message = KINDS["one site a stage"]
+
+    async def main() -> list[Worth | BaseException]:
+        made = await workers(tables, Plan.read(message, 4))
+        b = made[1].attempt
+        monstrous = Worked(attempt=b.plan.name, round=1, square=1e300, loss=0.0)
+        setattr(monstrous, claim, 1.7e308)
+        b._worked = lambda **_: monstrous  # type: ignore[method-assign]
+        return await outcomes(made)
+
+    a, _, c, d = run(main())
+    assert {it.node for it in (a, c, d) if isinstance(it, Suspicion)} == {"b"}
 
 
 RUN = config(stages=2, layers=2)

@@ -64,6 +64,8 @@ async def drop(
 
 LONGEST = 1e9
 """A norm larger than that of any gradient."""
+MOST = 1e44
+"""More than the square of any gradient, or the sum of losses in fp32. Totals of more could be infinite."""
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,8 @@ class Joint(ABC, Generic[T_co]):
         """
         if self._totals is None:
             raise BadMessage("another site gathers what is worked out")
+        if sender in self.plan.stages and max(worked.square, worked.loss) > MOST:
+            self.drop(Suspicion(sender, f"tells a square of {worked.square:.3g} and a loss of {worked.loss:.3g}"))
         self._totals.add(sender, worked)
         self._news.notify()
         await self._news.until(lambda: self._broken.done() or self._known is not None)
