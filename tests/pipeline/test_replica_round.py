@@ -285,6 +285,31 @@ def test_the_only_site_of_a_stage_goes_on_from_its_own_steps(tmp_path: Path, pla
     np.testing.assert_allclose(cluster.joined(), followed(cluster, plans), rtol=1e-3, atol=3e-6)
 
 
+LAST = 8
+"""The last iteration of such a run of six steps; an outer round follows."""
+
+
+@pytest.mark.parametrize(("round", "phase"), [(LAST, "committed"), (LAST + 1, "exchanging")])
+def test_the_last_outer_round_waits_for_the_only_site_of_a_stage(
+    tmp_path: Path, plans: dict[int, Plan], round: int, phase: str
+) -> None:
+    """It could bring its steps to no other one, and the model would lack them."""
+    tables = meeting(4, steps=6, paths="full", microbatches=2)
+    cluster = PipelineCluster(tables, tmp_path, fail_at={("d", round, phase): "restart"})
+    run(cluster.run())
+    assert cluster.struck == [("d", round, phase)]
+    check(cluster)
+    assert {vote_state.round_of(version) for version in cluster.voted().versions} == {max(cluster.digests)}
+    np.testing.assert_allclose(cluster.joined(), followed(cluster, plans), rtol=1e-3, atol=3e-6)
+
+
+def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
+    tables = meeting(4, steps=6, paths="full", microbatches=2)
+    cluster = PipelineCluster(tables, tmp_path, fail_at={("d", LAST, "committed"): "stop"})
+    run(cluster.run(within=600.0))
+    assert (cluster.voted().steps, cluster.voted().met) == (6, 6)
+
+
 def test_a_step_that_did_not_count_is_forgotten_by_a_site_that_dies_as_it_learns_that(
     tmp_path: Path, plans: dict[int, Plan]
 ) -> None:

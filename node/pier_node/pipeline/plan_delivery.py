@@ -68,6 +68,11 @@ CATCHING_UP = 100.0
 
 If the site fails to get it, the planner waits for it again this many seconds later.
 """
+RETURN = 60.0
+"""Seconds that the planner of the last outer round waits for the sites of a stage that are all away.
+
+What they did apart since the round before would be in no model, because they would bring it to no other round.
+"""
 VIEWS = 30.0
 """Seconds after which all sites should see the same sites alive; less than a planner waits for them to take a plan."""
 LOOK = 1.0
@@ -117,13 +122,14 @@ class Routing:
         self._missed = "", 0
         self._open, self._late_after = number, loop.time() + LATE
         self._news.notify()
-        deadline = loop.time() + PATIENCE
+        deadline, returned = loop.time() + PATIENCE, loop.time() + RETURN
         while number not in self._taken and loop.time() < deadline and not needless():
             mine = self._plans() == self._carrier.node
             complete = len(self._here()) >= max(least, len(self._here(late=True)))
             if self._others_wait(number):
                 break  # they are done with it, whoever planned it
-            if mine and complete and not self._awaits() and not self._others_work(number) and await self._offer(number):
+            waits = self._awaits() or (self._lacks_last() and loop.time() < returned)
+            if mine and complete and not waits and not self._others_work(number) and await self._offer(number):
                 break
             await self._heard()
             if least > 1 or self.lacking or self._others_work(number):
@@ -186,6 +192,11 @@ class Routing:
                 self._behind.setdefault(node, now)
         awaited = {*pulses} - self._suspects.of(at + 1)
         return any(since <= now < since + CATCHING_UP for node, since in self._behind.items() if node in awaited)
+
+    def _lacks_last(self) -> bool:
+        """Whether a stage has no site here for the last outer round."""
+        last = self._meets and self._position.voted.steps >= self._position.config.inner.total_steps
+        return last and len({it.place.stage for it in self._here().values() if it.HasField("place")}) < self._stages
 
     def _others_wait(self, number: int) -> bool:
         """Whether an attempt at this round has ended somewhere, or all do without."""
