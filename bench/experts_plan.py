@@ -17,8 +17,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pier_coordinator.experts.problem import Places, Problem, makespan
-from pier_coordinator.experts.scheduling import Limits, improved, longest_first, schedule
+from pier_coordinator.experts.scheduling import Limits, Places, Problem, improved, longest_first, makespan, schedule
 
 SIZES = ((9, 3), (21, 5), (64, 16))
 """Experts, sites."""

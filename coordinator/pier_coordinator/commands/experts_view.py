@@ -14,11 +14,11 @@ from rich.text import Text
 from pier_coordinator.experts.allocation import BudgetError
 from pier_coordinator.experts.difficulty import ESTIMATED, Classes, Difficulty, Gain, steadiness
 from pier_coordinator.experts.plan import Plan, UnplacedError
-from pier_coordinator.experts.problem import Array
 from pier_coordinator.experts.recipe import Mode, judging_flops
 from pier_coordinator.experts.task import Site, Task
 from pier_node.base.units import UNKNOWN, amount, count, number, percent, several, span
 from pier_node.experts.config import Difficulty as Class
+from pier_node.experts.mixture import Array
 
 WIDTH = 46
 """Length of the longest bar, in terminal cells."""

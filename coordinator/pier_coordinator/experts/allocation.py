@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pier_coordinator.experts.difficulty import Curves
-from pier_coordinator.experts.problem import Array
+from pier_node.experts.mixture import Array
 
 ALL = 100_000
 """Up to this number, all combinations of sizes are tried."""

@@ -28,12 +28,7 @@ PARTIAL = re.compile(rf"[0-9a-f]+-[0-9a-f]{{64}}{re.escape(PART)}")
 
 
 class Checkpoints:
-    """The checkpoints of a plan.
-
-    Args:
-        folder: the run's folder.
-        plan: the plan's id.
-    """
+    """The checkpoints of the plan with this id, in the run's folder."""
 
     def __init__(self, folder: Path, plan: str) -> None:
         self._all = folder / FOLDER
@@ -49,8 +44,7 @@ class Checkpoints:
 
     def step(self, job: int) -> int:
         """The step after which a job's checkpoint was made; 0: there is none."""
-        kept = self._kept.get(job)
-        return kept.step if kept else 0
+        return kept.step if (kept := self.of(job)) else 0
 
     def begin(self, jobs: Iterable[int]) -> str:
         """In words, where training continues: at the checkpoint of the first of these jobs that has one."""
@@ -69,10 +63,8 @@ class Checkpoints:
         """Receive a checkpoint from a site and keep it.
 
         Args:
-            node: node id of the site.
             kept: what the site says the checkpoint is.
             length: number of parameters of the model.
-            parts: the parts of the checkpoint.
             wanted: returns whether it is still needed.
             offset: bytes of it that are here already; the parts are what follows.
 

@@ -33,7 +33,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from pier_coordinator.experts.problem import Array
+from pier_node.experts.mixture import Array
 
 DRAWS = 200
 """Number of bootstrap draws."""
@@ -119,8 +119,6 @@ def bits(train: bytes, text: bytes, orders: Sequence[int]) -> Array:
     """Score the bytes of `text` with a model of each order, trained on `train`.
 
     Args:
-        train: the text to train on.
-        text: the text to score.
         orders: bytes of context, from 0 to 6, in ascending order.
 
     Returns:

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 from pier_coordinator.experts.checkpoints import Checkpoints
 from pier_coordinator.experts.replan import Chain, ExpertSites, OpenWork, replanned
 from pier_coordinator.experts.scheduling import Limits, NoPlaceError
-from pier_coordinator.experts.scoring import Evaluation
+from pier_coordinator.experts.scoring import Scoring
 from pier_coordinator.store.experts import RESULT, AcceptedPlan, Expert, accept_experts, put_experts
 from pier_coordinator.store.facts import Fact, amount, event, number, text, whole
 from pier_coordinator.store.sites import Refused
 from pier_node.experts.resume import Kept
 from pier_node.experts.sheet import ScoredDomain
 from pier_node.outer.layout import Layout
-from pier_node.site.coordinator.expert_messages import job_fields
+from pier_node.site.coordinator.expert_messages import job_fields, scoring_fields
 from pier_proto.v1.coordinator_pb2 import CheckpointPart, FetchCheckpointRequest, ScoreSheet
 
 if TYPE_CHECKING:
@@ -51,8 +51,9 @@ class ExpertRun:
 
     async def accept(self, plan: AcceptedPlan) -> None:
         """Accept a plan and give the sites their jobs. Raises Refused."""
-        if self._current and self._current.goes_on:
-            raise Refused(f"the plan {self._current.plan.id[:8]} is not complete: its experts are being trained")
+        current = self._current.plan if self._current else None
+        if current and not current.complete and all(job.node for job in current.jobs):
+            raise Refused(f"the plan {current.id[:8]} is not complete: its experts are being trained")
         names = {site.name: site.node for site in self._of.sites.values() if site.revoked_at is None}
         if unknown := sorted({site.name for site in plan.sites} - names.keys()):
             raise Refused(f"there is no site {unknown[0]} in this run: plan with those that are (no [[sites]])")
@@ -78,7 +79,7 @@ class ExpertRun:
             await self._current.look(now)
 
     async def evaluate(self, extra: Sequence[ScoredDomain], rows: int, patience: float, folder: Path) -> None:
-        """Let the sites score the experts, each as soon as it is done; see Evaluation. Raises Refused."""
+        """Let the sites score the experts, each as soon as it is done; see Scoring. Raises Refused."""
         if self._current is None:
             raise Refused(f"no plan of experts was accepted: {START}")
         await self._current.evaluate(extra, rows, patience, folder)
@@ -120,13 +121,14 @@ class ExpertRun:
 
     def scoring_told(self) -> dict[str, Any]:
         """The progress of the evaluation; {}: there is none."""
-        return self._current.evaluation.told() if self._current else {}
+        return self._current.scoring_told() if self._current else {}
 
     def _concerned(self, node: str, plan: str, job: int) -> PlanExecution:
         """The current plan, if a checkpoint of this job from or for this site is useful. Raises Refused."""
         if self._current is None or self._current.plan.id != plan:
             raise Refused("that plan of experts does not hold any more")
-        if not self._current.needs_checkpoint(node, job):
+        found = self._current.job(job)
+        if found is None or found.node != node or self._current.is_over(job):
             raise Refused("that expert is not trained by this site")
         return self._current
 
@@ -135,32 +137,22 @@ class PlanExecution:
     """Executes the current plan.
 
     Args:
-        coordinator: the coordinator of the run.
-        plan: the plan as stored.
-        accepted: when it was accepted, seconds since the epoch.
+        accepted: when the plan was accepted, seconds since the epoch.
 
     Attributes:
         plan: the plan, with the current state of its jobs.
-        expert_sites: the sites that train its experts.
-        evaluation: the evaluation of its experts.
-        checkpoints: checkpoints of the experts in training.
     """
 
     def __init__(self, coordinator: Coordinator, plan: AcceptedPlan, accepted: float) -> None:
-        self._of, self.plan = coordinator, plan
+        self._of, self.plan, self._accepted = coordinator, plan, accepted
+        self._scoring: Scoring | None = None
         self.checkpoints = Checkpoints(coordinator.store.folder, plan.id)
         self.tidy(job.number for job in plan.jobs)
         self._idle: set[str] = set()
         self._problems: dict[int, str] = {}
         self._changing = asyncio.Lock()  # what a change of jobs was decided from must hold until it is stored
         self.expert_sites = ExpertSites(coordinator, plan, accepted)
-        self.evaluation = Evaluation(coordinator, plan, accepted)
         self._orders = ExpertOrders(coordinator, plan.id, self._wanted)
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether training continues: the plan is not complete, and every job has a site."""
-        return not self.plan.complete and all(job.node for job in self.plan.jobs)
 
     async def begin(self) -> None:
         """Start the plan: drop all checkpoints and give the sites their jobs."""
@@ -179,7 +171,8 @@ class PlanExecution:
 
     async def look(self, now: float) -> None:
         """Replan if a site is lost, has joined, is not as fast as planned, has declined a job or is out of work."""
-        if self.evaluation.look():
+        registry = self._of.registry
+        if self._scoring and self._scoring.look(self._of.clock(), registry.is_here, self._name, self._of.revoked):
             await self._scored()
         await self._orders.pay(self._involved)
         if self.plan.complete:
@@ -194,19 +187,31 @@ class PlanExecution:
             await self._replan(why)
 
     async def evaluate(self, extra: Sequence[ScoredDomain], rows: int, patience: float, folder: Path) -> None:
-        """Let the sites score the experts; see Evaluation."""
-        await self.evaluation.begin(self.plan.jobs, extra, rows, patience, folder)
+        """Let the sites score the experts, each as soon as it is done; see Scoring."""
+        self._scoring = scoring = Scoring.of(self.plan, self._accepted, extra, rows, patience, folder)
+        scoring.follow(self.plan.jobs, self._of.clock())
+        await asyncio.to_thread(scoring.begin, self._of.clock())
         await self._orders.give(self._involved())
 
     async def delivered(self, node: str, sheet: ScoreSheet, content: bytes) -> None:
         """Take a score sheet, or the reason why there is none. Raises Refused."""
-        if await self.evaluation.take(node, sheet, content):
+        scoring, now = self._scoring, self._of.clock()
+        if scoring is None or scoring.id != sheet.scoring:
+            raise Refused("no such evaluation is under way")
+        if sheet.problem:
+            scoring.cannot(node, sheet.expert, sheet.domain, sheet.problem, now)
+        else:
+            await asyncio.to_thread(scoring.take, node, sheet.expert, content, now)
+        if scoring.finished:
             await self._scored()
 
-    def needs_checkpoint(self, node: str, index: int) -> bool:
-        """Whether a checkpoint of a job is useful: the job is that site's, and its chain is not done."""
-        job = self._job(index)
-        return job is not None and job.node == node and not self.is_over(index)
+    def scoring_told(self) -> dict[str, Any]:
+        """The progress of the evaluation; {}: there is none."""
+        return self._scoring.told(self._of.registry.is_here, self._name) if self._scoring else {}
+
+    def job(self, index: int) -> Expert | None:
+        """The job of that number; None: there is none."""
+        return self.plan.jobs[index] if index < len(self.plan.jobs) else None
 
     def is_over(self, index: int) -> bool:
         """Whether the whole chain that contains a job is done."""
@@ -236,11 +241,8 @@ class PlanExecution:
 
     # --- internals -------------------------------------------------------------------------------
 
-    def _job(self, index: int) -> Expert | None:
-        return self.plan.jobs[index] if index < len(self.plan.jobs) else None
-
     async def _heard(self, node: str, body: Mapping[str, Any]) -> None:
-        job = self._job(whole(body, "job") or 0)
+        job = self.job(whole(body, "job") or 0)
         if job is None or job.node != node or job.result:
             return
         if problem := text(body, "problem"):  # the next look finds another site for it
@@ -263,7 +265,7 @@ class PlanExecution:
         if self.plan.complete:
             await self._tell(f"all {len(self.plan.jobs)} experts of the plan {self.plan.id[:8]} are there")
             await self._orders.give(self._involved())
-        elif self.evaluation.wanted(node):
+        elif self._scoring and self._scoring.order(node):
             await self._orders.give([node])
 
     def _declined(self) -> int | None:
@@ -350,7 +352,8 @@ class PlanExecution:
         jobs, kept = [job_fields(self.plan.jobs[each].job) for each in own], map(self.checkpoints.of, own)
         checkpoints = [each.model_dump() for each in kept if each]
         told = {"plan": self.plan.id, "jobs": jobs, "complete": self.plan.complete, "checkpoints": checkpoints}
-        return {**told, **self.evaluation.wanted(node)}
+        order = self._scoring.order(node) if self._scoring else None
+        return {**told, "scoring": scoring_fields(order)} if order else told
 
     def _in_order(self, node: str | None = None) -> list[int]:
         """The jobs of a site, or of all (None), in the order of training: the shortest chain first."""
@@ -362,13 +365,14 @@ class PlanExecution:
         await self._of.store.do(put_experts, self.plan.id, changed)
         self.plan = self.plan.updated(changed)
         await asyncio.to_thread(self.tidy, [job.number for job in changed])
-        self.evaluation.follow(changed)
+        if self._scoring:
+            self._scoring.follow(changed, self._of.clock())
 
     async def _scored(self) -> None:
         """After something was scored or given up, give the sites their new orders."""
         await self._orders.give(self._involved())
-        if self.evaluation.told()["finished"]:
-            missing = self.evaluation.missing()
+        if self._scoring and self._scoring.finished:
+            missing = [expert.domain for expert in self._scoring.experts if expert.problem]
             lost = f"; missing: {', '.join(missing)}" if missing else ""
             await self._tell(f"the experts are scored{lost}", level=30 if missing else logging.INFO)
 
@@ -379,6 +383,9 @@ class PlanExecution:
 
     async def _tell(self, said: str, node: str = "", level: int = logging.INFO) -> None:
         await self._of.store.add_facts([event(self._of.wall(), said, node, level)])
+
+    def _name(self, node: str) -> str:
+        return self._of.sites[node].name
 
     def _domain(self, index: int) -> str:
         return self.plan.jobs[index].job.domain.name
@@ -414,12 +421,7 @@ class PlanExecution:
 
 
 class ExpertOrders:
-    """The orders of one plan.
-
-    Args:
-        plan: the plan's id.
-        wanted: gives what the order to a site should say now.
-    """
+    """The orders of the plan with this id; `wanted` gives what the order to a site should say now."""
 
     def __init__(self, coordinator: Coordinator, plan: str, wanted: Callable[[str], dict[str, Any]]) -> None:
         self._of, self._plan, self._wanted = coordinator, plan, wanted

@@ -17,7 +17,6 @@ import numpy as np
 
 from pier_coordinator.experts.allocation import BudgetError, filled
 from pier_coordinator.experts.difficulty import Curves, Difficulty
-from pier_coordinator.experts.problem import Array, Places, loads, order
 from pier_coordinator.experts.recipe import (
     MODES,
     Job,
@@ -31,12 +30,13 @@ from pier_coordinator.experts.recipe import (
     recipe,
     whole,
 )
-from pier_coordinator.experts.scheduling import Limits, NoPlaceError, Schedule, rated, schedule
+from pier_coordinator.experts.scheduling import Limits, NoPlaceError, Places, Schedule, loads, order, rated, schedule
 from pier_coordinator.experts.task import MIDDLE, Site, Task
 from pier_coordinator.store.experts import AcceptedPlan, AcceptedSite, Expert
 from pier_node.experts.card import Size
 from pier_node.experts.config import ExpertsConfig
 from pier_node.experts.job import SEED, ExpertJob
+from pier_node.experts.mixture import Array
 
 EQUAL = 0.01
 """Plans whose FLOPs differ from the budget by at most this fraction can be compared."""
@@ -218,8 +218,7 @@ def accepted(
 ) -> AcceptedPlan:
     """Convert a plan into its stored form; jobs are numbered in the plan's order, chain by chain.
 
-    Args:
-        digests: hashes of the domains' texts, in the order of the domains.
+    `digests`: hashes of the domains' texts.
     """
     steps = plan.recipe.steps + (plan.extra if config.experts.fill_idle else 0)
     placed: list[Expert] = []

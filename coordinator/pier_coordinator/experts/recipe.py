@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from pier_coordinator.experts.allocation import Allowed, Fits, Sizes, allocated
 from pier_coordinator.experts.difficulty import FLOPS_PER_PARAMETER, Classes, Difficulty, classes
-from pier_coordinator.experts.problem import Array, Problem
+from pier_coordinator.experts.scheduling import Problem
 from pier_coordinator.experts.task import MIDDLE, Domain, Site, Size, Task
+from pier_node.experts.mixture import Array
 
 Mode = Literal["auto", "MHo-IHo", "MHo-IHe", "MHe-IHo"]
 MODES: tuple[Mode, ...] = get_args(Mode)

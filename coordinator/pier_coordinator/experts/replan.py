@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pier_coordinator.experts.problem import Array, Problem
 from pier_coordinator.experts.recipe import Job
-from pier_coordinator.experts.scheduling import NOTHING, Limits, NoPlaceError, Schedule, cost, schedule
+from pier_coordinator.experts.scheduling import NOTHING, Limits, NoPlaceError, Problem, Schedule, cost, schedule
 from pier_coordinator.experts.task import Site, Size
 from pier_coordinator.store.experts import AcceptedPlan, Expert
 
@@ -73,8 +72,6 @@ class ExpertSites:
     """The sites that train the experts of one plan.
 
     Args:
-        coordinator: the coordinator of the run.
-        plan: the plan.
         accepted: when the plan was accepted, seconds since the epoch.
 
     Attributes:
@@ -180,9 +177,7 @@ class OpenWork:
         """What is left of a chain. Another site would continue from the checkpoints that the coordinator keeps.
 
         Args:
-            chain: numbers of its jobs.
             adrift: no site has the chain, or its site is lost or cannot train it.
-            sites: the sites to plan with.
         """
         job, kept = self._allowed(chain, sites), sum(map(self._kept, self._jobs(chain)))
         if adrift:
@@ -244,11 +239,7 @@ class Remainder:
 
 
 def outdated(planned: Mapping[str, float], measured: Mapping[str, float]) -> str:
-    """Why to replan: a site has joined or is lost, or is faster or slower than planned; "": no reason.
-
-    Args:
-        planned, measured: FLOP/s of the sites, by name.
-    """
+    """Why to replan: a site has joined, is lost or has another speed (FLOP/s) than planned; "": no reason."""
     for name in sorted(planned.keys() ^ measured.keys()):
         return f"{name} {'has come' if name in measured else 'is lost'}"
     for name, speed in sorted(planned.items()):
@@ -267,7 +258,7 @@ def replanned(remainders: Sequence[Remainder], sites: Sequence[Site], limits: Li
         NoPlaceError: see `schedule`.
     """
     whole = Problem(
-        _times(remainders, sites),
+        np.array([[_seconds(rest, site) for site in sites] for rest in remainders]),
         np.array([rest.left for rest in remainders]),
         np.array([site.speed for site in sites]),
         np.array([site.window for site in sites]),
@@ -298,14 +289,10 @@ def _is_worth_it(whole: Problem, new: Schedule, old: Schedule, gap: float) -> bo
     return new.makespan <= old.makespan * (1 + NOTHING) and sums[0] < sums[1] * (1 - gap)
 
 
-def _times(remainders: Sequence[Remainder], sites: Sequence[Site]) -> Array:
-    """Seconds until each expert is done and sent, [remainders, sites]; no setup for one in training at its site."""
-    return np.array(
-        [[_seconds(rest, site) if rest.job.fits(site) else np.inf for site in sites] for rest in remainders]
-    )
-
-
 def _seconds(rest: Remainder, site: Site) -> float:
+    """Seconds until an expert is done and sent; no setup for one in training at its site. inf: it cannot be there."""
+    if not rest.job.fits(site):
+        return math.inf
     here, size = rest.site == site.name, rest.job.size
     if here and rest.begun:
         return (rest.left + rest.job.judging) / site.speed + size.stored / site.line

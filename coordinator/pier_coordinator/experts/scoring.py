@@ -6,97 +6,16 @@ they are kept, and every wait has a limit.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from pier_coordinator.store.experts import AcceptedPlan, Expert
 from pier_coordinator.store.sites import Refused
 from pier_node.base.errors import PierError
 from pier_node.experts.sheet import ENDING, SCORED, ScoredDomain, ScoringOrder, Sheet, load_sheet, unpacked
-from pier_node.site.coordinator.expert_messages import scoring_fields
-from pier_proto.v1.coordinator_pb2 import ScoreSheet
-
-if TYPE_CHECKING:
-    from pier_coordinator.runs.coordinator import Coordinator
-
-
-class Evaluation:
-    """The newest evaluation of a plan, if there is one. The plan's execution gives the orders that it needs."""
-
-    def __init__(self, coordinator: Coordinator, plan: AcceptedPlan, accepted: float) -> None:
-        self._of, self._plan, self._accepted = coordinator, plan, accepted
-        self.scoring: Scoring | None = None
-
-    async def begin(
-        self, jobs: Iterable[Expert], extra: Sequence[ScoredDomain], rows: int, patience: float, folder: Path
-    ) -> None:
-        """Begin an evaluation.
-
-        Args:
-            jobs: the jobs of the plan.
-            extra: domains to score besides those that have an expert.
-            rows: maximum number of rows per domain and split; 0: all.
-            patience: seconds after which an expert is given up if nothing arrives for it.
-            folder: the sheets go into a subfolder named after the evaluation's id.
-        """
-        own = [ScoredDomain(section=each.job.domain, digest=each.job.domain_hash) for each in self._plan.jobs]
-        known = {each.section.name for each in own}
-        domains = [*own, *(each for each in extra if each.section.name not in known)]
-        id = scoring_id(self._plan.id, self._accepted, [each.model_dump_json() for each in domains], rows)
-        experts = [ScoredExpert(self._domain(chain[-1]), "") for chain in self._plan.chains()]
-        self.scoring = Scoring(id, experts, domains, rows, patience, folder / id)
-        self.follow(jobs)
-        await asyncio.to_thread(self.scoring.begin, self._of.clock())
-
-    async def take(self, node: str, sheet: ScoreSheet, content: bytes) -> bool:
-        """Take a sheet, or the reason why there is none; return whether the evaluation is finished. Raises Refused."""
-        scoring, now = self.scoring, self._of.clock()
-        if scoring is None or scoring.id != sheet.scoring:
-            raise Refused("no such evaluation is under way")
-        if sheet.problem:
-            scoring.cannot(node, sheet.expert, sheet.domain, sheet.problem, now)
-        else:
-            await asyncio.to_thread(scoring.take, node, sheet.expert, content, now)
-        return scoring.finished
-
-    def look(self) -> bool:
-        """Give up experts for which nothing arrives; return whether any was given up."""
-        return self.scoring is not None and self.scoring.look(
-            self._of.clock(), self._of.registry.is_here, self._called, self._of.revoked
-        )
-
-    def follow(self, jobs: Iterable[Expert]) -> None:
-        """Take in the current state of these jobs: where their experts are, and whether they are done."""
-        if self.scoring is None:
-            return
-        for job in jobs:
-            result = job.result or {}
-            # If an expert was refused, its parent is scored, whose weights the coordinator does not know.
-            weights = result.get("weights", "") if result.get("accepted") else ""
-            self.scoring.done(self._domain(job.number), job.node, result.get("name", ""), weights, self._of.clock())
-
-    def wanted(self, node: str) -> dict[str, Any]:
-        """The fields of a site's order that concern the evaluation."""
-        order = self.scoring.order(node) if self.scoring else None
-        return {"scoring": scoring_fields(order)} if order else {}
-
-    def missing(self) -> list[str]:
-        """The domains of the experts that were given up."""
-        return [expert.domain for expert in self.scoring.experts if expert.problem] if self.scoring else []
-
-    def told(self) -> dict[str, Any]:
-        """The progress of the evaluation; {}: there is none."""
-        return self.scoring.told(self._of.registry.is_here, self._called) if self.scoring else {}
-
-    def _domain(self, number: int) -> str:
-        return self._plan.jobs[number].job.domain.name
-
-    def _called(self, node: str) -> str:
-        return self._of.sites[node].name
 
 
 @dataclass
@@ -131,8 +50,6 @@ class Scoring:
     """One evaluation of an ensemble.
 
     Args:
-        id: its id, hex.
-        experts: the experts of the ensemble.
         domains: the domains to score.
         rows: maximum number of rows per domain and split; 0: all.
         patience: seconds after which an expert is given up if nothing arrives for it.
@@ -154,6 +71,24 @@ class Scoring:
         names = [each.section.name for each in domains]
         for expert in self.experts:
             expert.wanted = {(name, split) for name in names for split in SCORED}
+
+    @classmethod
+    def of(
+        cls,
+        plan: AcceptedPlan,
+        accepted: float,
+        extra: Sequence[ScoredDomain],
+        rows: int,
+        patience: float,
+        folder: Path,
+    ) -> Self:
+        """The evaluation of a plan's experts on their domains and on extra ones, with a subfolder of its own."""
+        own = [ScoredDomain(section=each.job.domain, digest=each.job.domain_hash) for each in plan.jobs]
+        known = {each.section.name for each in own}
+        domains = [*own, *(each for each in extra if each.section.name not in known)]
+        id = scoring_id(plan.id, accepted, [each.model_dump_json() for each in domains], rows)
+        experts = [ScoredExpert(plan.jobs[chain[-1]].job.domain.name, "") for chain in plan.chains()]
+        return cls(id, experts, domains, rows, patience, folder / id)
 
     @property
     def finished(self) -> bool:
@@ -182,6 +117,14 @@ class Scoring:
             return None
         return ScoringOrder(id=self.id, experts=names, domains=self._domains, rows=self._rows)
 
+    def follow(self, jobs: Iterable[Expert], now: float) -> None:
+        """Take in the current state of these jobs: where their experts are, and whether they are done."""
+        for job in jobs:
+            result = job.result or {}
+            # If an expert was refused, its parent is scored, whose weights the coordinator does not know.
+            weights = result.get("weights", "") if result.get("accepted") else ""
+            self.done(job.job.domain.name, job.node, result.get("name", ""), weights, now)
+
     def done(self, domain: str, node: str, name: str, weights: str, now: float) -> None:
         """Take in where an expert is, and its name and weights once it is done."""
         for expert in self.experts:
@@ -205,6 +148,8 @@ class Scoring:
     def cannot(self, node: str, name: str, domain: str, problem: str, now: float) -> None:
         """Record that a site cannot score an expert on a domain ("": on any). Raises Refused: it was not asked to."""
         expert = self._expert(node, name)
+        if domain and not self._is_scored(domain):
+            raise Refused(f"this site was not asked to score an expert on {domain}")
         expert.heard = now
         if domain:
             self.left_out.setdefault(domain, f"the expert of {expert.domain} is not scored on it: {problem}")
@@ -253,9 +198,12 @@ class Scoring:
                 return expert
         raise Refused("this site was not asked to score that expert")
 
+    def _is_scored(self, domain: str) -> bool:
+        return any(domain == each.section.name for each in self._domains)
+
     def _check(self, expert: ScoredExpert, sheet: Sheet) -> None:
         about = sheet.subject
-        asked = any(about.domain == each.section.name for each in self._domains) and about.split in SCORED
+        asked = self._is_scored(about.domain) and about.split in SCORED
         if about.expert != expert.domain or not asked:
             raise Refused(f"a sheet of {about.expert} on the {about.split} split of {about.domain} was not asked for")
         if expert.weights and about.weights != expert.weights:

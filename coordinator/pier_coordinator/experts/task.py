@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from pier_coordinator.experts.difficulty import ESTIMATED, Choice, Classes
-from pier_coordinator.experts.problem import Array
+from pier_node.experts.mixture import Array
 
 MIDDLE = 1
 """Index of the medium size and of the usual number of steps."""

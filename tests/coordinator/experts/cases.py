@@ -6,7 +6,7 @@ import numpy as np
 
 from pier_coordinator.experts.allocation import Fits
 from pier_coordinator.experts.difficulty import Curves, Difficulty, Gain, size_gain, step_gain
-from pier_coordinator.experts.problem import Places, Problem, loads
+from pier_coordinator.experts.scheduling import Places, Problem, loads
 from pier_coordinator.experts.task import Domain, Site, Size, Task
 
 TERA = 1e12

@@ -32,8 +32,8 @@ from pier_coordinator.experts.difficulty import (
     steadiness,
     step_gain,
 )
-from pier_coordinator.experts.problem import Array
 from pier_coordinator.experts.recipe import recipe
+from pier_node.experts.mixture import Array
 
 TASK = task(9)
 COUNTS = np.array([2e7, 6e7, 1.4e8])

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from pier_coordinator.experts.allocation import BudgetError
 from pier_coordinator.experts.plan import Plan, UnplacedError, compared, planned, steps_until, stretched
-from pier_coordinator.experts.problem import loads
 from pier_coordinator.experts.recipe import MODES, Mode, Recipe, fitting, jobs, problem
-from pier_coordinator.experts.scheduling import Limits
+from pier_coordinator.experts.scheduling import Limits, loads
 from pier_coordinator.experts.task import Domain, Site
 
 EXACT = Limits(20.0, 0.0)

@@ -165,6 +165,13 @@ def test_a_domain_that_a_site_has_no_text_of_is_left_out_and_an_expert_it_cannot
         made.cannot(B, ONE, "", "nor this", 1.0)
 
 
+def test_what_a_site_cannot_score_is_a_domain_that_it_was_asked_for(tmp_path: Path) -> None:
+    made = scoring(tmp_path)
+    with pytest.raises(Refused, match="was not asked to score an expert on tools"):
+        made.cannot(A, ONE, "tools", "no such file", 1.0)
+    assert made.left_out == {}
+
+
 def test_the_same_question_has_the_same_name() -> None:
     assert scoring_id("plan", 1.0, ["a"], 0) == scoring_id("plan", 1.0, ["a"], 0)
     assert scoring_id("plan", 1.0, ["a"], 0) != scoring_id("plan", 1.0, ["a"], 5)
