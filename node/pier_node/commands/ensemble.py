@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,7 @@ def show(
     if plot is not None:
         draw(report, plot)
     if as_json:
-        print(json.dumps({**report.as_json(), **(more or {})}))
+        print(json.dumps({**asdict(report), **(more or {})}))
     else:
         console.print(report_tables(report))
 

@@ -21,8 +21,9 @@ from pier_node.base.tasks import until_stopped
 from pier_node.base.units import amount
 from pier_node.experts.mixture import Kind, rule
 from pier_node.experts.serving.app import make_app
+from pier_node.experts.serving.decoding import Lost, Pool
 from pier_node.experts.serving.generation import Asking
-from pier_node.experts.serving.models import Lost, Pool, read_model, read_shelf
+from pier_node.experts.serving.models import read_model, read_shelf
 from pier_node.experts.serving.plugging import Plugs, Shelf
 from pier_node.rounds.saved_model import pick_device
 

@@ -12,11 +12,11 @@ import hashlib
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from pier_node.base import durable
 from pier_node.base.errors import PierError
-from pier_node.base.toml import first_problem
+from pier_node.base.toml import Section, first_problem
 from pier_node.experts.config import MOST_DOMAINS, Name
 
 CARD_FILE, WEIGHTS_FILE = "expert.json", "model.safetensors"
@@ -32,7 +32,7 @@ Size = Literal["S", "M", "L"]
 Finite = Annotated[float, Field(ge=0, le=1e300, allow_inf_nan=False)]
 
 
-class Card(BaseModel):
+class Card(Section):
     """The description of an expert. Losses are on the dev split of its own domain, in bits per byte.
 
     Attributes:
@@ -46,8 +46,6 @@ class Card(BaseModel):
         standard_error: of parent_loss - loss, by a bootstrap over the rows.
         accepted: it is better than its parent by more than two standard errors; otherwise the parent stands in for it.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Hash
     domain: Name
@@ -120,7 +118,7 @@ MOST_BYTES_OF_ENSEMBLE = 1 << 20
 COLLECT = "Collect the experts again: pier-coordinator experts collect"
 
 
-class Member(BaseModel):
+class Member(Section):
     """One expert of the ensemble.
 
     Attributes:
@@ -128,8 +126,6 @@ class Member(BaseModel):
         folder: folder of an exported model, relative to the ensemble's folder and inside it.
         stands_in: it is the parent of an expert that was refused. It has a card only if it is itself an expert.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     domain: Name
     folder: Annotated[str, Field(min_length=1, max_length=255)]
@@ -145,10 +141,8 @@ class Member(BaseModel):
         return folder
 
 
-class Ensemble(BaseModel):
+class Ensemble(Section):
     """All members, one per domain, in the order of the plan."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=MOST_DOMAINS)]
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -40,21 +40,21 @@ def even(experts: int) -> Array:
     return np.full(experts, 1 / experts)
 
 
-def fitted(rule: Rule, log_probs: Array, forgetting: float = FORGETTING, floor: float = FLOOR) -> Array:
+def fitted(rule: Rule, log_probs: Array, forgetting: float = FORGETTING) -> Array:
     """Fit the prior to rows of a text.
 
     Args:
         log_probs: the experts' log-probabilities of the rows' tokens, [experts, rows, tokens].
 
     Returns:
-        [experts], with sum 1 and no value below floor / experts. Every row's posterior starts from equal weights, so
+        [experts], with sum 1 and no value below FLOOR / experts. Every row's posterior starts from equal weights, so
         that the prior does not reinforce itself.
     """
     posteriors = np.exp(follow(rule, even(len(log_probs)), log_probs)).mean(axis=-1)  # [experts, rows]
     prior = even(len(log_probs))
     for row in posteriors.T:
         prior = (1 - forgetting) * prior + forgetting * row
-    return floored(prior / prior.sum(), floor)
+    return floored(prior / prior.sum())
 
 
 def floored(prior: Array, floor: float = FLOOR) -> Array:
@@ -305,10 +305,6 @@ class Report:
     domains: dict[str, Result]
     mean: dict[str, Standing]
     excluded: dict[str, Standing]
-
-    def as_json(self) -> dict[str, Any]:
-        """The report as JSON, for scripts."""
-        return asdict(self)
 
 
 def evaluated(sheets: Sequence[Sheet], top_k: int = 0) -> Report:

@@ -132,9 +132,7 @@ def merge(experts: Mapping[str, Decoder], active: int) -> MergedDecoder:
                 state[name.replace(".mlp.", f".mlp.experts.{index}.")] = own[name].clone()
         else:
             state[name] = torch.stack([own[name] for own in states]).mean(dim=0)
-    with torch.device("meta"):
-        model = MergedDecoder(config, names, active)
-    return _filled(model, state)
+    return _filled(_undefined(config, names, active), state)
 
 
 def _common(configs: Mapping[str, ModelSection]) -> ModelSection:
@@ -156,6 +154,11 @@ def _common(configs: Mapping[str, ModelSection]) -> ModelSection:
                     'heterogeneity = "MHo-IHo" or "MHo-IHe" in experts.toml.',
                 )
     return config
+
+
+def _undefined(config: ModelSection, names: Sequence[str], active: int) -> MergedDecoder:
+    with torch.device("meta"):
+        return MergedDecoder(config, names, active)
 
 
 def _filled(model: MergedDecoder, state: Mapping[str, Tensor]) -> MergedDecoder:
@@ -187,9 +190,8 @@ def without(model: MergedDecoder, name: str) -> MergedDecoder:
             number, _, rest = tail.partition(".")
             if int(number) in kept:
                 state[f"{head}.mlp.experts.{kept.index(int(number))}.{rest}"] = tensor
-    with torch.device("meta"):
-        fewer = MergedDecoder(model.config, [model.names[index] for index in kept], min(model.active, len(kept)))
-    return _filled(fewer, state)
+    names = [model.names[index] for index in kept]
+    return _filled(_undefined(model.config, names, min(model.active, len(kept))), state)
 
 
 def discriminant(samples: Sequence[Tensor]) -> Tensor:
@@ -260,9 +262,7 @@ def empty(folder: Path) -> MergedDecoder:
         raise PierError(f"{folder}: config.json: {NAMES} = {names!r}", _AGAIN)
     if not (isinstance(active, int) and 1 <= active <= len(names)):
         raise PierError(f"{folder}: config.json: num_experts_per_tok = {active!r}", _AGAIN)
-    config = from_config({**content, "model_type": "llama"})
-    with torch.device("meta"):
-        return MergedDecoder(config, names, active)
+    return _undefined(from_config({**content, "model_type": "llama"}), names, active)
 
 
 def load(folder: Path) -> MergedDecoder:

@@ -123,6 +123,14 @@ class Mixture:
         """Advance by one token; `log_probs`: the experts' log-probabilities of it, [experts, *texts]."""
         self.log_weights = self._rule(self._log_prior, self.log_weights, log_probs)
 
+    def follow(self, log_probs: Array) -> Array:
+        """Advance by some tokens, and return log w(t) at each of them; both are [experts, *texts, tokens]."""
+        weights = np.empty(log_probs.shape)
+        for token in range(log_probs.shape[-1]):
+            weights[..., token] = self.log_weights
+            self.observe(log_probs[..., token])
+        return weights
+
     def drop(self, expert: int) -> None:
         """Remove an expert and renormalise the weights of the others. Raises ValueError: it is the only one."""
         if len(self.log_weights) == 1:
@@ -147,12 +155,7 @@ def follow(rule: Rule, prior: Array, log_probs: Array) -> Array:
     Returns:
         [experts, *rows, tokens]; w(1) is the prior, and w(t) depends only on the tokens before t.
     """
-    mixture = Mixture(rule, prior, log_probs.shape[1:-1])
-    weights = np.empty(log_probs.shape)
-    for token in range(log_probs.shape[-1]):
-        weights[..., token] = mixture.log_weights
-        mixture.observe(log_probs[..., token])
-    return weights
+    return Mixture(rule, prior, log_probs.shape[1:-1]).follow(log_probs)
 
 
 def score(rule: Rule, prior: Array, log_probs: Array) -> Array:

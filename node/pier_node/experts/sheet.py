@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from safetensors.numpy import load, save
 
 from pier_node.base import durable
@@ -67,7 +67,7 @@ Parent = npt.NDArray[np.float32]
 """[rows]: log p of all bytes of a row except its first, from the expert's parent."""
 
 
-class Subject(BaseModel):
+class Subject(Section):
     """What a sheet is about.
 
     Attributes:
@@ -75,8 +75,6 @@ class Subject(BaseModel):
         weights: SHA-256 of its model.safetensors, hex.
         domain, split: the text.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     expert: Name
     weights: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -138,9 +136,7 @@ def unpacked(packed: bytes) -> Sheet:
     parent = tensors.pop("parent", None)
     if set(tensors) != {"log_probs", "rows"}:
         raise ValueError(f"it has {sorted(tensors)}, not log_probs and rows")
-    _check(tensors["log_probs"], tensors["rows"])
-    if parent is not None:
-        _check_parent(parent, len(tensors["rows"]))
+    _check(tensors["log_probs"], tensors["rows"], parent)
     return Sheet(subject, tensors["log_probs"], tensors["rows"], parent)
 
 
@@ -156,20 +152,12 @@ def _subject(packed: bytes) -> Subject:
         raise ValueError(first_problem(error)) from error
 
 
-def _check(log_probs: npt.NDArray[Any], rows: npt.NDArray[Any]) -> None:
+def _check(log_probs: npt.NDArray[Any], rows: npt.NDArray[Any], parent: npt.NDArray[Any] | None) -> None:
     if log_probs.dtype != np.float32 or log_probs.ndim != 2 or not log_probs.size:
         raise ValueError(f"log_probs are {log_probs.dtype} {[*log_probs.shape]}, not float32 [rows, tokens]")
     if rows.dtype != np.uint8 or rows.shape != (len(log_probs), HASH):
         raise ValueError(f"rows are {rows.dtype} {[*rows.shape]}, not uint8 [{len(log_probs)}, {HASH}]")
-    _check_values(log_probs)
-
-
-def _check_parent(parent: npt.NDArray[Any], rows: int) -> None:
-    if parent.dtype != np.float32 or parent.shape != (rows,):
-        raise ValueError(f"parent is {parent.dtype} {[*parent.shape]}, not float32 [{rows}]")
-    _check_values(parent)
-
-
-def _check_values(log_probs: npt.NDArray[Any]) -> None:
-    if not np.isfinite(log_probs).all() or (log_probs > 0).any():
+    if parent is not None and (parent.dtype != np.float32 or parent.shape != (len(rows),)):
+        raise ValueError(f"parent is {parent.dtype} {[*parent.shape]}, not float32 [{len(rows)}]")
+    if any(not np.isfinite(each).all() or (each > 0).any() for each in (log_probs, parent) if each is not None):
         raise ValueError("a log-probability is above 0 or no number")

@@ -16,8 +16,7 @@ from experts.serving.ensembles import make_expert, opened, served
 
 from pier_node.base.errors import PierError
 from pier_node.experts.serving.generation import Asking
-from pier_node.experts.serving.hub import HubModel
-from pier_node.experts.serving.models import OwnModel, OwnReader
+from pier_node.experts.serving.models import HubModel, OwnModel, OwnReader
 from pier_node.experts.serving.request import Refusal
 from pier_node.experts.serving.tokenizer import ModelTokenizer
 from pier_node.trainer.model.export import byte_tokenizer

@@ -17,7 +17,8 @@ from torch import Tensor
 from pier_node.base.errors import PierError
 from pier_node.config.presets import PRESETS
 from pier_node.config.run import ModelSection
-from pier_node.experts.serving.models import OwnReader, Reader
+from pier_node.experts.serving.decoding import Reader
+from pier_node.experts.serving.models import OwnReader
 from pier_node.outer.layout import Layout
 from pier_node.trainer.model import export as module
 from pier_node.trainer.model.decoder import Decoder, stream

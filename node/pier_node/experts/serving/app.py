@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +52,10 @@ class Metrics:
         self.tokens = Counter("pier_serve_tokens", "tokens read and generated", ["kind"], registry=self.registry)
         self.seconds = self._seconds("pier_serve_request_seconds", "from a request to the end of its answer")
         self.prompt_seconds = self._seconds("pier_serve_prompt_seconds", "until the first prompt of a request is read")
-        gauges: dict[str, tuple[str, Callable[[], float]]] = {
-            "pier_serve_requests_in_work": ("requests that are being answered", lambda: asking.in_work),
-            "pier_serve_models_lost": (
-                "models that cannot be asked any more",
-                lambda: len(asking.pool.lost - asking.pool.unplugged),
-            ),
-        }
-        for name, (text, value) in gauges.items():
-            Gauge(name, text, registry=self.registry).set_function(value)
+        in_work = Gauge("pier_serve_requests_in_work", "requests that are being answered", registry=self.registry)
+        in_work.set_function(lambda: asking.in_work)
+        lost = Gauge("pier_serve_models_lost", "models that cannot be asked any more", registry=self.registry)
+        lost.set_function(lambda: len(asking.pool.lost - asking.pool.unplugged))
 
     def _seconds(self, name: str, text: str) -> Histogram:
         return Histogram(name, text, buckets=SECONDS, registry=self.registry)
@@ -79,8 +75,8 @@ def make_app(asking: Asking, plugs: Plugs | None = None) -> web.Application:
             web.get("/health", service.healthz),
             web.get("/metrics", service.metrics),
             web.get("/v1/models", service.models),
-            web.post("/v1/completions", service.completions),
-            web.post("/v1/chat/completions", service.chat),
+            web.post("/v1/completions", partial(service.answer, CompletionRequest, CompletionForm)),
+            web.post("/v1/chat/completions", partial(service.answer, ChatRequest, ChatForm)),
         ]
     )
     if plugs:
@@ -197,20 +193,10 @@ class _Service:
         models = [{"id": name, "object": "model", "created": 0, "owned_by": "pier"} for name in self._asking.models]
         return web.json_response({"object": "list", "data": models})
 
-    async def completions(self, request: web.Request) -> web.StreamResponse:
-        """Continue prompts."""
-        wanted = parse(await _json(request), CompletionRequest)
-        return await self._answer(request, wanted, CompletionForm(self._name(wanted), wanted.best is not None))
-
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        """Answer the last message of a chat."""
-        wanted = parse(await _json(request), ChatRequest)
-        return await self._answer(request, wanted, ChatForm(self._name(wanted), wanted.best is not None))
-
-    def _name(self, wanted: Request) -> str:
-        return wanted.model or self._asking.name
-
-    async def _answer(self, request: web.Request, wanted: Request, form: CompletionForm) -> web.StreamResponse:
+    async def answer(self, kind: type[Request], made: type[CompletionForm], request: web.Request) -> web.StreamResponse:
+        """Continue prompts, or answer the last message of a chat."""
+        wanted = parse(await _json(request), kind)
+        form = made(wanted.model or self._asking.name, wanted.best is not None)
         if wanted.stream:
             return await self._stream(request, wanted, form)
         told: dict[Answer, list[Token]] = {}

@@ -23,7 +23,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pier_node.experts.mixture import Array, Rule, rule
-from pier_node.experts.serving.models import Expert, Heard, Lost, MixtureDecoder, NoExperts, Pool, even_prior, likeliest
+from pier_node.experts.serving.decoding import Heard, Lost, MixtureDecoder, NoExperts, Pool, likeliest
+from pier_node.experts.serving.models import Expert, even_prior
 from pier_node.experts.serving.request import MOST_CHOICES, Refusal, Request
 from pier_node.experts.serving.tokenizer import ModelTokenizer
 from pier_node.trainer.data.tokens import BROKEN, Spelling
@@ -61,20 +62,16 @@ class Asking:
         name: model name of the ensemble, or of the single model.
         mixing: the rule that updates the experts' weights.
         top_k: number of experts that answer a request; 0: all.
+
+    Attributes:
+        in_work: number of requests that are being answered.
     """
 
-    def __init__(
-        self,
-        name: str,
-        tokenizer: ModelTokenizer,
-        pool: Pool,
-        mixing: Rule,
-        top_k: int,
-    ) -> None:
+    def __init__(self, name: str, tokenizer: ModelTokenizer, pool: Pool, mixing: Rule, top_k: int) -> None:
         self.name, self.pool, self.limits = name, pool, Limits()
         self._tokenizer, self._mixing, self._top_k = tokenizer, mixing, top_k
         self._thread = ThreadPoolExecutor(1, "experts")
-        self._in_work = 0
+        self.in_work = 0
 
     @property
     def experts(self) -> Sequence[Expert]:
@@ -100,11 +97,6 @@ class Asking:
         """The available models by name: the ensemble, and each expert that is not lost."""
         return [*dict.fromkeys([self.name, *(self.experts[index].name for index in self.pool.alive)])]
 
-    @property
-    def in_work(self) -> int:
-        """Number of requests that are being answered."""
-        return self._in_work
-
     async def load(self) -> None:
         """Load all weights now, rather than when they are first needed. Raises Lost: an expert cannot be loaded."""
         for index in range(len(self.experts)):
@@ -115,9 +107,9 @@ class Asking:
     async def begin(self, request: Request) -> AsyncIterator[AsyncIterator[Answer]]:
         """The answers to a request, each once its prompt is read. Finish each before the next. Raises Refusal."""
         candidates = self._candidates(request.model)
-        if self._in_work >= self.limits.at_once:
-            raise Refusal(429, f"{self._in_work} requests are in work; try again", "rate_limit_exceeded", None, 1)
-        self._in_work += 1
+        if self.in_work >= self.limits.at_once:
+            raise Refusal(429, f"{self.in_work} requests are in work; try again", "rate_limit_exceeded", None, 1)
+        self.in_work += 1
         try:
             async with asyncio.timeout(self.limits.seconds):
                 # A long text takes a while, and a chat template is a program of whoever made the model.
@@ -130,7 +122,7 @@ class Asking:
         except NoExperts:
             raise Refusal(503, "no expert is left that can be read; the log says why", "no_experts") from None
         finally:
-            self._in_work -= 1
+            self.in_work -= 1
 
     async def _answers(
         self, request: Request, candidates: list[int], prompts: list[list[int]]
@@ -284,13 +276,8 @@ class Telling:
 
     def _open_end(self, text: str) -> int:
         """Number of characters at the end that begin a stop sequence."""
-        longest = 0
-        for stop in self._stops:
-            for length in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest
+        begun = ((stop, length) for stop in self._stops for length in range(1, min(len(stop), len(text) + 1)))
+        return max((length for stop, length in begun if text.endswith(stop[:length])), default=0)
 
     def _release(self, safe: int) -> list[Token]:
         told, length = 0, 0
@@ -372,7 +359,9 @@ class Answer:
         last = ends or self.made >= self._request.max_tokens
         parts = self._named(self._speakers.say(id, last))
         text = "" if ends else self._spelling.push(id)
-        token = Token(text + (self._spelling.end() if last else ""), float(log_probs[id]), self._top(log_probs), parts)
+        best = self._request.best
+        tops = self._tops([(it, float(log_probs[it])) for it in top(log_probs, best)]) if best else None
+        token = Token(text + (self._spelling.end() if last else ""), float(log_probs[id]), tops, parts)
         told = self._telling.push(token)
         if self._telling.stopped:
             self.finish = "stop"
@@ -386,11 +375,6 @@ class Answer:
 
     def _named(self, parts: Mapping[int, float]) -> dict[str, float]:
         return {self._experts[index].name: part for index, part in parts.items()}
-
-    def _top(self, log_probs: Array) -> dict[str, float] | None:
-        if not self._request.best:
-            return None
-        return self._tops([(id, float(log_probs[id])) for id in top(log_probs, self._request.best)])
 
     def _tops(self, likeliest: Sequence[tuple[int, float]]) -> dict[str, float]:
         """By text. Of tokens with the same text, the likeliest counts."""

@@ -16,8 +16,9 @@ from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection
 from pier_node.experts.comparison import chosen, even
 from pier_node.experts.mixture import Array, Kind, follow, mixed, rule, score
+from pier_node.experts.serving.decoding import Heard, Lost, MixtureDecoder, NoExperts, Pool, Reader, likeliest
 from pier_node.experts.serving.generation import Asking
-from pier_node.experts.serving.models import Heard, Lost, MixtureDecoder, NoExperts, OwnReader, Pool, Reader, likeliest
+from pier_node.experts.serving.models import OwnReader
 from pier_node.trainer.model.decoder import Decoder
 
 MODEL = OwnReader(Decoder(ModelSection(preset="llama-tiny")))
