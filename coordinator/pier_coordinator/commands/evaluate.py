@@ -108,7 +108,7 @@ def _told(client: Client) -> Answer:
 
 def _sheets(folder: Path, told: Answer, missing: Mapping[str, Any]) -> list[Sheet]:
     """The sheets of the experts that were scored, in the order of the plan. Raises PierError."""
-    order = [row["domain"] for row in told["experts"]]
+    order = {row["domain"]: place for place, row in enumerate(told["experts"])}
     found = [load_sheet(file) for file in sorted(folder.glob(f"*{ENDING}"))]
     used = [
         sheet
@@ -117,11 +117,7 @@ def _sheets(folder: Path, told: Answer, missing: Mapping[str, Any]) -> list[Shee
         and sheet.subject.expert not in missing
         and sheet.subject.domain not in told["left_out"]
     ]
-
-    def place(name: str) -> int:
-        return order.index(name) if name in order else len(order)
-
-    return sorted(used, key=lambda sheet: (place(sheet.subject.expert), place(sheet.subject.domain)))
+    return sorted(used, key=lambda it: (order[it.subject.expert], order.get(it.subject.domain, len(order))))
 
 
 def _files(places: Sequence[Path]) -> Iterator[Path]:

@@ -9,7 +9,7 @@ import json
 import math
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -288,7 +288,8 @@ def collect(folder: Path, sites: Sequence[Path], out: Path) -> str:
     if out.exists() and any(out.iterdir()) and not (out / ENSEMBLE_FILE).exists():
         raise PierError(f"{out} holds something else than an ensemble", "Name a new folder.")
     try:
-        members = [_found(row, sites) for row in _last(known["experts"])]
+        parents = {row["after"] for row in known["experts"]}
+        members = [_found(row, sites) for row in known["experts"] if row["number"] not in parents]
         for _, place in members:
             shutil.copytree(place, out / place.name, dirs_exist_ok=True)
         Ensemble(members=tuple(member for member, _ in members)).save(out)
@@ -331,12 +332,6 @@ def check_seed(config: ExpertsConfig, run: RunConfig) -> None:
             "in a run of pairs (noloco) each site ends with a model of its own: there is no common seed",
             "Set outer.final_merge = true in run.toml, or choose another outer.algorithm.",
         )
-
-
-def _last(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The experts from which no other expert branches."""
-    parents = {row["after"] for row in rows}
-    return (row for row in rows if row["number"] not in parents)
 
 
 def _found(row: dict[str, Any], sites: Sequence[Path]) -> tuple[Member, Path]:

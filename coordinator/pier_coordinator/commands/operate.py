@@ -21,8 +21,6 @@ from pier_node.base.errors import PierError
 from pier_node.base.units import UNKNOWN, amount, count, number
 from pier_node.identity.node import TOKEN_VARIABLE, write_private
 
-Row = dict[str, Any]
-
 LEVELS = {20: "", 30: "yellow", 40: "red"}
 SILENT = "silent"
 """State of a site that has not been heard from for longer than its lease."""
@@ -30,7 +28,7 @@ NUMBERS = ("round", "loss", "tokens/s", "sent")
 AT_WORK = ("training", "exchanging", "waiting", "done")
 
 
-def sites_table(sites: list[Row]) -> Table:
+def sites_table(sites: list[Answer]) -> Table:
     """A table of the sites of the run and how each is doing."""
     table = Table(box=None, pad_edge=False)
     for name in ("site", "state", "round", "loss", "tokens/s", "sent", "order"):
@@ -48,7 +46,7 @@ def sites_table(sites: list[Row]) -> Table:
     return table
 
 
-def nodes_table(sites: list[Row]) -> Table:
+def nodes_table(sites: list[Answer]) -> Table:
     """A table of the sites of the run and where they are."""
     table = Table(box=None, pad_edge=False)
     for name in ("site", "node", "state", "address", "version"):
@@ -59,7 +57,7 @@ def nodes_table(sites: list[Row]) -> Table:
     return table
 
 
-def status_view(board: Row) -> RenderableType:
+def status_view(board: Answer) -> RenderableType:
     """The run in one line, its alerts and its sites."""
     run, totals = board["run"], board["totals"]
     progress = f"  {run['algorithm']}  round {totals['round']} of {run['rounds']}"
@@ -71,7 +69,7 @@ def status_view(board: Row) -> RenderableType:
     return Group(head, *alerts, "", sites_table(sites) if sites else Text("No site has come yet.", "dim"))
 
 
-def events_table(events: list[Row]) -> Table:
+def events_table(events: list[Answer]) -> Table:
     """A table of events, one line each."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for event in events:
@@ -81,7 +79,7 @@ def events_table(events: list[Row]) -> Table:
     return table
 
 
-def _state(site: Row) -> Text:
+def _state(site: Answer) -> Text:
     state = str(site["state"])
     return Text(state, "red" if state in (SILENT, REVOKED) else "green" if state in AT_WORK else "yellow")
 

@@ -125,21 +125,15 @@ def public_events(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [event for event in events if event["kind"] in PUBLIC_EVENTS]
 
 
-def _public_config(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A configuration without the section that says where data are."""
-    return (
-        None
-        if config is None
-        else {name: section for name, section in config.items() if name.partition(".")[0] != "data"}
-    )
-
-
 def public_board(told: Mapping[str, Any]) -> dict[str, Any]:
     """A board, or changes of one, that everybody may read: models may write what stood in private texts."""
+    config = told["config"]  # without the section that says where data are
+    if config is not None:
+        config = {name: section for name, section in config.items() if name.partition(".")[0] != "data"}
     return {
         **told,
         "public": True,
-        "config": _public_config(told["config"]),
+        "config": config,
         "sites": [public_site(row) for row in told["sites"]],
         "events": public_events(told["events"]),
         "samples": [],

@@ -18,7 +18,7 @@ from pier_coordinator.store.experts import AcceptedPlan
 from pier_coordinator.store.sites import Activity, InviteRow, Refused
 from pier_node.base.toml import first_problem
 from pier_node.base.units import several
-from pier_node.experts.config import DomainSection
+from pier_node.experts.config import MOST_DOMAINS, DomainSection
 from pier_node.experts.sheet import ScoredDomain
 from pier_node.identity.invite import Invite
 from pier_node.wire.bounds import STAGES
@@ -27,19 +27,11 @@ MOST_NODES = 4096
 LONGEST_EXPIRY = 365 * 86400.0
 MOST_USES = 10_000
 KINDS = ("replica", "stage")
-MOST_DOMAINS = 256
-"""Maximum number of domains to score besides those that have an expert."""
 Act = Callable[[dict[str, Any]], Awaitable[dict[str, Any] | None]]
 
 
 class Operator:
-    """Performs the operator's actions on a coordinator. All methods raise Refused.
-
-    Args:
-        coordinator: the coordinator of the run.
-        home: the run's folder.
-        address: HOST:PORT at which sites reach the coordinator.
-    """
+    """Performs the operator's actions on a coordinator, which sites reach at `address`. All methods raise Refused."""
 
     def __init__(self, coordinator: Coordinator, home: Home, address: str) -> None:
         self._coordinator, self._home, self._address = coordinator, home, address

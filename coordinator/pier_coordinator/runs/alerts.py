@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import mean, median
 from typing import Any, Literal
@@ -134,7 +134,9 @@ class Watch:
         board.refresh()
         for rule in RULES:
             for alert in rule(board, lambda kind, node: (kind, node) in self._up):
-                self._raise(alert, now)
+                key = (alert.kind, alert.node)
+                self._up[key] = replace(alert, since=self._up[key].since if key in self._up else now)
+                self._seen[key] = now
         for key in [key for key, seen in self._seen.items() if now - seen > STAYS]:
             del self._seen[key], self._up[key]
         return sorted(self._up.values(), key=lambda alert: (alert.severity != "error", alert.since))[:MOST]
@@ -142,12 +144,6 @@ class Watch:
     def told(self, board: ReadModel) -> list[dict[str, Any]]:
         """The alerts that are up now, for JSON."""
         return [{**asdict(alert), "name": board.name(alert.node)} for alert in self.look(board)]
-
-    def _raise(self, alert: Alert, now: float) -> None:
-        key = (alert.kind, alert.node)
-        since = self._up[key].since if key in self._up else now
-        self._up[key] = Alert(**{**asdict(alert), "since": since})
-        self._seen[key] = now
 
 
 def _silent(board: ReadModel, _up: Callable[[str, str], bool]) -> Iterator[Alert]:

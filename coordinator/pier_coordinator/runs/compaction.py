@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Iterable
 from itertools import islice
-from typing import Any
 
 from pier_coordinator.runs.read_model import ReadModel
 from pier_coordinator.store.facts import Fact
@@ -85,7 +83,7 @@ class Compaction:
         number, parts, first = self._number, self._board.parts(), 0
         try:
             while some := list(islice(parts, PARTS)):
-                await store.do(put_parts, number, first, await asyncio.to_thread(_packed, some))
+                await store.do(put_parts, number, first, await asyncio.to_thread(list, map(pack, some)))
                 first += len(some)
             await store.do(finish, number)
         finally:
@@ -107,7 +105,3 @@ class Compaction:
 async def _forget(store: Store) -> None:
     while await store.do(forget):  # noqa: ASYNC110 - nothing is waited for: calls of sites have their turn
         await asyncio.sleep(REST)
-
-
-def _packed(parts: Iterable[dict[str, Any]]) -> list[bytes]:
-    return [pack(part) for part in parts]

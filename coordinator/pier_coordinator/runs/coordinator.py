@@ -1,7 +1,4 @@
-"""The coordinator of a run: its state, from the database and the sites, and the operator's actions on it.
-
-It also gives each site as a row of a table, for people and for --json.
-"""
+"""The coordinator of a run: its state, from the database and the sites, and the operator's actions on it."""
 
 from __future__ import annotations
 
@@ -28,37 +25,22 @@ from pier_node.rounds.witness import Witness
 from pier_proto.v1.coordinator_pb2 import Paths
 from pier_proto.v1.peer_pb2 import Phase, Place, Pulse, WitnessReply, WitnessRequest
 
-PULSE_KEYS = (
-    "phase",
-    "round",
-    "lag",
-    "inner_step",
-    "tokens",
-    "tokens_per_second",
-    "loss",
-    "validation_loss",
-    "bytes_sent",
-)
+PULSE_KEYS = ("phase", "round", "inner_step", "tokens", "tokens_per_second", "loss", "validation_loss", "bytes_sent")
 
 
-def row(site: stored.SiteRow, presence: Presence | None, order: stored.OrderRow, newest: int) -> dict[str, Any]:
-    """A site's identity, state and order as a row of a table; what is not known is None.
+def row(site: stored.SiteRow, presence: Presence | None, order: stored.OrderRow) -> dict[str, Any]:
+    """A site, what it reported last and its order, as the page's board takes them; what is not known is None.
 
-    `lag` is in rounds behind `newest`, the newest round that a live site has committed. `order` is the epoch of the
-    site's newest order, `follows` that of the order that it follows. `place` is its place in a pipeline: its stage and
-    what it has measured.
+    `order` is the epoch of the site's newest order, `follows` that of the order that it follows. `place` is its place
+    in a pipeline: its stage and what it has measured.
     """
     pulse = presence.pulse if presence else None
     return {
         "node": site.node,
         "name": site.name,
-        "address": site.address,
-        "slot": site.slot,
-        "version": site.version,
-        "transport": site.transport,
         "alive": presence is not None and presence.alive,
         "offset": presence.offset if presence else None,
-        **(_pulse(pulse, newest) if pulse else dict.fromkeys(PULSE_KEYS)),
+        **(_pulse(pulse) if pulse else dict.fromkeys(PULSE_KEYS)),
         "activity": order.activity,
         "assignment": next(iter(order.assignment)),
         "order": order.epoch,
@@ -67,29 +49,16 @@ def row(site: stored.SiteRow, presence: Presence | None, order: stored.OrderRow,
     }
 
 
-def _pulse(pulse: Pulse, newest: int) -> dict[str, Any]:
-    values = (
-        Phase.Name(pulse.phase).removeprefix("PHASE_").lower(),
-        pulse.round,
-        max(newest - pulse.round, 0),
-        pulse.inner_step,
-        pulse.tokens,
-        pulse.tokens_per_second,
-        _known(pulse.loss),
-        _known(pulse.validation_loss),
-        pulse.bytes_sent,
-    )
-    return dict(zip(PULSE_KEYS, values))
+def _pulse(pulse: Pulse) -> dict[str, Any]:
+    told = {key: getattr(pulse, key) for key in PULSE_KEYS}
+    losses = {key: None if math.isnan(told[key]) else told[key] for key in ("loss", "validation_loss")}
+    return {**told, **losses, "phase": Phase.Name(pulse.phase).removeprefix("PHASE_").lower()}
 
 
 def _place(place: Place) -> dict[str, Any]:
     times = {key: getattr(place, key) for key in ("forward", "backward", "loss")}
     ways = {"transfer": dict(place.transfer), "round_trip": dict(place.round_trip)}
     return {"stage": place.stage, "memory": place.memory, **times, **ways}
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 CONFIG = "config"
@@ -225,11 +194,9 @@ class Coordinator:
         return revoked
 
     def nodes(self) -> list[dict[str, Any]]:
-        """The sites of the run as rows of a table: see `row`."""
+        """The sites of the run: see `row`."""
         here = [site for site in self.sites.values() if site.revoked_at is None]
-        present = {site.node: self.registry.get(site.node) for site in here}
-        newest = max((each.pulse.round for each in present.values() if each and each.alive and each.pulse), default=0)
-        return [row(site, present[site.node], self.orders[site.node], newest) for site in here]
+        return [row(site, self.registry.get(site.node), self.orders[site.node]) for site in here]
 
     def stage_of(self, site: str) -> int | None:
         """The stage that a site (name or node id) holds; None: none, or not known. Raises Refused: no such site."""

@@ -163,11 +163,7 @@ class PipelineRows:
         return {"round": it.round, "title": it.title, "seconds": rounded(it.seconds), "version": self._version}
 
     def changes(self, since: int, name: Callable[[str], str]) -> dict[str, Any] | None:
-        """What the page shows; None: no change since that stamp, or the run has no pipeline.
-
-        Args:
-            name: gives the name of a site by its node id.
-        """
+        """What the page shows; None: no change since that stamp, or no pipeline. `name` gives that of a node id."""
         if self.stamp <= since or not (self._places or self.drawing):
             return None
         planned = enumerate(self.drawing.stages) if self.drawing else ()
@@ -185,13 +181,13 @@ class PipelineRows:
 
     def measured(self, nodes: Mapping[str, str]) -> list[dict[str, Any]]:
         """A row for each of these sites (node id -> name), in order of node id; times are None if it has no stage."""
-        return [self._row(node, nodes[node]) for node in sorted(nodes)]
-
-    def _row(self, node: str, name: str) -> dict[str, Any]:
-        place = self._places.get(node)
-        blank = dict.fromkeys(("stage", "memory", *TIMES))
-        told = {**place.shown(), **{key: getattr(place, key) for key in WAYS}} if place else blank
-        return {"node": node, "name": name, **{key: {} for key in WAYS}, **told}
+        rows = list[dict[str, Any]]()
+        for node in sorted(nodes):
+            place = self._places.get(node)
+            told = place.shown() if place else dict.fromkeys(("stage", "memory", *TIMES))
+            ways = {key: getattr(place, key) if place else {} for key in WAYS}
+            rows.append({"node": node, "name": nodes[node], **ways, **told})
+        return rows
 
 
 def _by_node(ways: Any) -> dict[str, float]:

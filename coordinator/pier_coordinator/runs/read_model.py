@@ -313,7 +313,7 @@ class ReadModel:
         self.pipeline.drawn(drawing, self.stamp)
 
     def _reached(self, site: Site, round: int | None) -> None:
-        site.reached(round)
+        site.round = max(site.round, round or 0)  # an earlier round changes nothing
         if site.round > self.round:
             self.round, self.moved = site.round, self.now()
 
@@ -502,8 +502,10 @@ class ReadModel:
     def rounds_of(self, first: int, last: int, nodes: Iterable[str] = ()) -> dict[str, Any]:
         """Rounds first .. last of the named sites, or of the busiest ones, and a text that says which site was slow."""
         busy = {node: time for node, site in self.sites.items() if (time := site.segments.busy(first, last))}
-        shown = [node for node in nodes if node in busy] or _busiest(busy)
-        by_node = {node: self.sites[node].segments.between(first, last) for node in {*shown, *_some(list(busy))}}
+        busiest = [*busy] if len(busy) <= FEW_SITES else sorted(busy, key=lambda node: -busy[node])[:FEW_SITES]
+        shown = [node for node in nodes if node in busy] or busiest
+        others = [*busy][:: max(1, len(busy) // FEW_SITES)]  # to compare all would take too long
+        by_node = {node: self.sites[node].segments.between(first, last) for node in {*shown, *others}}
         names = {node: site.name for node, site in self.sites.items()}
         words = slowness_in_words(by_node, names, {node: self.links.uplink(node) for node in by_node})
         return {
@@ -522,15 +524,6 @@ class ReadModel:
 
 def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: rounded(value) if isinstance(value, float) else value for key, value in row.items()}
-
-
-def _busiest(busy: Mapping[str, float]) -> list[str]:
-    return list(busy) if len(busy) <= FEW_SITES else sorted(busy, key=lambda node: -busy[node])[:FEW_SITES]
-
-
-def _some(nodes: list[str]) -> list[str]:
-    """An evenly spaced selection, to compare the busiest sites with where comparing all would take too long."""
-    return nodes[:: max(1, len(nodes) // FEW_SITES)]
 
 
 def _run(body: Mapping[str, Any]) -> dict[str, Any]:

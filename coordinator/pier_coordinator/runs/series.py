@@ -18,11 +18,7 @@ COLUMNS = ("places", "sums", "least", "most", "counts")
 
 
 class Series:
-    """Values by place (a time in seconds, or a round).
-
-    Args:
-        limit: maximum number of points, at least 3.
-    """
+    """Values by place (a time in seconds, or a round), in at most `limit` points, which is at least 3."""
 
     def __init__(self, limit: int) -> None:
         self.width = 1.0

@@ -132,10 +132,6 @@ class Site:
         self.dropped = max(self.dropped, whole(body, "dropped") or 0)
         self.first_memory = self.first_memory or self.memory
 
-    def reached(self, round: int | None) -> None:
-        """Take in a round that it has committed; an earlier round changes nothing."""
-        self.round = max(self.round, round or 0)
-
     @property
     def speed(self) -> float | None:
         """Tokens per second, 0 if it was idle when its state was last updated; None: never reported."""
@@ -224,16 +220,10 @@ class Presence:
 
 
 class Registry:
-    """The sites that have a lease, live or expired.
-
-    Args:
-        clock: a monotonic clock, in seconds.
-        wall: returns the time in seconds since the epoch, for events.
-    """
+    """The sites that have a lease, live or expired. `clock` is monotonic; `wall`, for events, is since the epoch."""
 
     def __init__(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
-        self._clock = clock
-        self._wall = wall
+        self._clock, self._wall = clock, wall
         self._present: dict[str, Presence] = {}
 
     def restore(self, sites: Iterable[SiteRow]) -> None:
@@ -302,11 +292,10 @@ class Registry:
         """An event for each site whose lease has expired since the last call."""
         now = self._clock()
         over = [each for each in self._present.values() if each.alive and now - each.heard >= LEASE_SECONDS]
+        events = list[Fact]()
         for presence in over:
             presence.alive = False
-        return [self._silence(presence) for presence in over]
-
-    def _silence(self, presence: Presence) -> Fact:
-        if presence.pulse is not None and presence.pulse.phase in _ENDING:
-            return event(self._wall(), f"{presence.name} has left", presence.node)
-        return event(self._wall(), f"{presence.name} is silent for {LEASE_SECONDS:.0f} s", presence.node, level=30)
+            left = presence.pulse is not None and presence.pulse.phase in _ENDING
+            said = f"{presence.name} has left" if left else f"{presence.name} is silent for {LEASE_SECONDS:.0f} s"
+            events.append(event(self._wall(), said, presence.node, level=20 if left else 30))
+        return events

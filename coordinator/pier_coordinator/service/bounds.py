@@ -10,6 +10,8 @@ from google.protobuf.message import Message
 
 from pier_node.config.run import SITES
 from pier_node.engine.messages import WORDS
+from pier_node.experts.config import MOST_DOMAINS
+from pier_node.experts.sheet import MOST_SCORED
 from pier_node.pipeline.paths_file import MOST_BYTES
 from pier_node.wire import bounds as peers
 from pier_node.wire import rules
@@ -36,10 +38,7 @@ MESSAGE_BYTES = 384 << 10
 RECORDS = 256
 """Maximum number of records in a report."""
 YEAR_9999 = 253_370_764_800
-EXPERTS = 256
-"""Maximum number of experts in a plan."""
-DOMAINS = 512
-"""Maximum number of domains in an order to score."""
+EXPERTS, DOMAINS = MOST_DOMAINS, MOST_SCORED
 SHEET_BYTES = 8 << 20
 """Maximum size of a score sheet, in bytes: no more of a split is scored than the node's experts/domains.py keeps."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -54,12 +54,12 @@ CLOCK = 3600.0
 
 def registration(request: pb.RegisterRequest, run_hash: bytes, now: float) -> str:
     """What is wrong with a registration. Names are not checked here but where they are assigned (store/sites.py)."""
-    return _first((protocol(request.protocol), configuration(request.run_hash, run_hash), clock(request.time, now)))
+    return protocol(request.protocol) or configuration(request.run_hash, run_hash) or clock(request.time, now)
 
 
 def enrolment(request: pb.EnrolRequest, now: float) -> str:
     """What is wrong with an enrolment, apart from its invite."""
-    return _first((protocol(request.protocol), clock(request.time, now)))
+    return protocol(request.protocol) or clock(request.time, now)
 
 
 def protocol(theirs: int) -> str:
@@ -100,10 +100,6 @@ def _amount(seconds: float) -> str:
     return f"{round(minutes / 60)} hours" if minutes < 2880 else f"{round(minutes / 1440)} days"
 
 
-def _first(problems: Iterable[str]) -> str:
-    return next((problem for problem in problems if problem), "")
-
-
 def facts_of_report(node: str, request: pb.ReportRequest, enrolled_at: float, now: float) -> Report:
     """Convert a report into the form that is stored."""
     facts = [fact(node, record, enrolled_at - CLOCK, now) for record in request.records]
@@ -137,21 +133,9 @@ SHEETS = "deliveries"
 
 M = TypeVar("M", bound=Message)
 
-_ACTIVITIES = {
-    "train": pb.Order.ACTIVITY_TRAIN,
-    "pause": pb.Order.ACTIVITY_PAUSE,
-    "stop": pb.Order.ACTIVITY_STOP,
-}
-
 
 class Reception:
-    """Answers the calls of sites for a coordinator.
-
-    Args:
-        own: the coordinator's credentials.
-        node: the coordinator's node id.
-        authority: certifies sites and signs the list of revoked sites.
-    """
+    """Answers the calls of sites for a coordinator, with its credentials and its node id."""
 
     def __init__(self, coordinator: Coordinator, own: Credentials, node: str, authority: Authority) -> None:
         self._of = coordinator
@@ -313,8 +297,8 @@ async def _first_of(messages: AsyncIterator[M]) -> M | None:
 
 def order(row: OrderRow) -> pb.Order:
     """Convert an order into a message."""
-    assignment = ParseDict(row.assignment, pb.Assignment())
-    return pb.Order(epoch=row.epoch, activity=_ACTIVITIES[row.activity], assignment=assignment)
+    activity = pb.Order.Activity.Value(f"ACTIVITY_{row.activity.upper()}")
+    return pb.Order(epoch=row.epoch, activity=activity, assignment=ParseDict(row.assignment, pb.Assignment()))
 
 
 def public_key(raw: bytes) -> ec.EllipticCurvePublicKey:

@@ -49,12 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Rate:
-    """A rate limit.
-
-    Attributes:
-        per_second: calls per second in the long run.
-        burst: calls at once.
-    """
+    """A rate limit: calls per second in the long run, and calls at once."""
 
     per_second: float
     burst: int
@@ -82,11 +77,7 @@ class _Bucket:
 
 
 class Limits:
-    """Counts calls and refuses those above the rates.
-
-    Args:
-        clock: a monotonic clock, in seconds.
-    """
+    """Counts calls and refuses those above the rates; `clock` is monotonic, in seconds."""
 
     def __init__(self, rates: Mapping[str, Rate] = RATES, clock: Callable[[], float] = time.monotonic) -> None:
         self._rates = rates
@@ -114,12 +105,7 @@ class Limits:
 
 
 class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-    """Serves a coordinator.
-
-    Args:
-        own: the coordinator's certificate and key, and the run's authority.
-        authority: certifies enrolled sites and signs the list of revoked sites.
-    """
+    """Serves a coordinator, with its certificate and key."""
 
     def __init__(
         self, coordinator: Coordinator, own: Credentials, authority: Authority, limits: Limits | None = None

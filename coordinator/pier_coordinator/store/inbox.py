@@ -38,7 +38,6 @@ class Inbox:
         """Receive a file; yield its path there. At the end it is deleted, unless it was moved.
 
         Args:
-            node: node id of the site.
             size, digest: of the whole file; the digest is its SHA-256, hex.
             pieces: its bytes without the first `offset` ones.
             seconds: maximum duration of the transfer.

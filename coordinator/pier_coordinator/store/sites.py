@@ -188,7 +188,7 @@ def enrol(transaction: Transaction, node: str, name: str, invite: str, now: floa
 
 def register(transaction: Transaction, node: str, registration: Registration, now: float) -> Standing:
     """Register a site that starts. Raises Stranger, Refused."""
-    site = require(transaction, node)
+    site = member(find(transaction, node), node)
     name = registration.name or site.name
     _free_name(transaction, name, node)
     slot = _lowest_free_slot(transaction) if site.slot is None else site.slot
@@ -211,7 +211,7 @@ def revoke(transaction: Transaction, node: str, now: float) -> SiteRow:
     Raises:
         Stranger: the site is not of the run.
     """
-    site = require(transaction, node)
+    site = member(find(transaction, node), node)
     transaction.execute("UPDATE sites SET revoked_at = ?, gone = 1, lease = x'' WHERE node = ?", now, node)
     put_meta(transaction, REVOCATIONS, str(max(int(get_meta(transaction, REVOCATIONS) or 0) + 1, int(now * 1000))))
     told = {"level": 30, "text": f"{site.name} was revoked", "state": "revoked"}
@@ -227,11 +227,6 @@ def note_presence(transaction: Transaction, gone: bool, events: Iterable[Fact]) 
     """Record that sites went silent or came back, with one event per site."""
     for fact in transaction.add(events):
         transaction.execute("UPDATE sites SET gone = ? WHERE node = ?", gone, fact.node)
-
-
-def require(transaction: Transaction, node: str) -> SiteRow:
-    """The site with this node id, which must be of the run. Raises Stranger."""
-    return member(find(transaction, node), node)
 
 
 def member(site: SiteRow | None, node: str) -> SiteRow:
@@ -250,7 +245,9 @@ def find(transaction: Transaction, node: str) -> SiteRow | None:
 
 
 def _standing(transaction: Transaction, node: str) -> Standing:
-    return Standing(_found(transaction, node), order_of(transaction, node), str(get_meta(transaction, FOUNDER)))
+    order = transaction.one("SELECT * FROM orders WHERE node = ?", node)
+    assert order is not None
+    return Standing(_found(transaction, node), OrderRow.of(order), str(get_meta(transaction, FOUNDER)))
 
 
 def _found(transaction: Transaction, node: str) -> SiteRow:
@@ -362,13 +359,6 @@ def set_order(
     said = SAID[activity] if activity else f"assigned {next(iter(assignment or {}), '')}"
     transaction.add(order.fact(now, f"{said} by {by}") for order in orders)
     return orders
-
-
-def order_of(transaction: Transaction, node: str) -> OrderRow:
-    """The newest order to an enrolled site."""
-    row = transaction.one("SELECT * FROM orders WHERE node = ?", node)
-    assert row is not None
-    return OrderRow.of(row)
 
 
 @dataclass(frozen=True)
