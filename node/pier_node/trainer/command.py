@@ -75,9 +75,7 @@ class Workers:
 def own_trainer(config: RunConfig, node: str, data: SiteData, folder: Path, workers: Workers) -> Program:
     """Pier's own trainer at a site, with its place in the run; it is not started yet.
 
-    Args:
-        node: this site's node id.
-        folder: this node's folder; receives `logs/workers.log` and `cache`.
+    `folder`, that of the node, receives `logs/workers.log` and `cache`.
     """
     setup = Setup(config.canonical(), node, data.path, config.data.tokenizer, workers.parallel, workers.samples)
     command = Command(words(workers.count), setup.environment(), log_file(folder), workers.early)

@@ -163,7 +163,11 @@ class Replica:
         if self._compiled and isinstance(self._model, Decoder):
             self._model.logit_gradient = torch.compile(logit_gradient)
             self._model.join_products()
-        self._trained = _joined(self._model) if workers > 1 and not self.shares.sharded else self._model
+        self._trained: nn.Module = self._model
+        if workers > 1 and not self.shares.sharded:
+            # Weights come by load_weights, so there is nothing to broadcast at the start. Gradients are views of the
+            # buckets that are sent, so they take memory only once.
+            self._trained = DistributedDataParallel(self._model, init_sync=False, gradient_as_bucket_view=True)
 
     def load_weights(self, flat: Tensor) -> None:
         """Load this worker's part of the weights from a vector, shape [parameters]."""
@@ -197,9 +201,7 @@ class Replica:
     def gradient(self, rows: Rows | Batch, sequences: int) -> Tensor:
         """Compute the gradient of the mean loss over the site's `sequences`; return the loss, on the device.
 
-        Args:
-            rows: this worker's share of the site's batch.
-            sequences: size of the site's batch.
+        `rows` are this worker's share of them.
         """
         loss = self._backward(rows, sequences)
         with torch.no_grad():
@@ -253,11 +255,8 @@ class Replica:
     def sample(self, tokenizer: Tokenizer, letters: int) -> str:
         """Text that the loaded weights write from the start of a document; "" if the workers share the model.
 
-        The dice are always the same, so that samples differ by what was learnt between them.
-
-        Args:
-            tokenizer: the run's.
-            letters: length of the text, at most.
+        The dice are always the same, so that samples differ by what was learnt between them. `letters` is the greatest
+        length of the text.
         """
         if self.shares.sharded:
             return ""
@@ -307,9 +306,3 @@ def _prepare(block: nn.Module, checkpointing: Checkpointing, compiled: bool) -> 
         forward = torch.compile(forward)
     again = partial(checkpoint, forward, use_reentrant=False, context_fn=contexts)
     setattr(block, "forward", again)  # noqa: B010 - a method, for mypy
-
-
-def _joined(model: nn.Module) -> nn.Module:
-    # Weights come by load_weights, so there is nothing to broadcast at the start. Gradients are views of the buckets
-    # that are sent, so they take memory only once.
-    return DistributedDataParallel(model, init_sync=False, gradient_as_bucket_view=True)

@@ -93,11 +93,7 @@ class Worker:
 
     It keeps nothing to itself: its weights come from the daemon, and AdamW's moments stay with it.
 
-    Args:
-        link: to the daemon.
-        config: of the run.
-        setup: of the site.
-        parallel: how the workers share the model; not auto.
+    `parallel` is not auto.
 
     Attributes:
         adam_step: number of AdamW steps behind the moments that were published or loaded last.
@@ -333,20 +329,14 @@ def _in_peace(team: Sequence[ForkProcess]) -> bool:
     for rank in ended:
         team[rank].join()
         if code := team[rank].exitcode:
-            _tell(f"worker {rank} {_end_of(code)}")
+            now, end = datetime.now(UTC).isoformat(timespec="seconds"), f"failed with exit code {code}"
+            end = f"was killed by {signal.Signals(-code).name}" if code < 0 else end
+            print(now, f"worker {rank} {end}", file=sys.stderr, flush=True)
     for worker in team:
         worker.kill()
     for worker in team:
         worker.join()
     return any(team[rank].exitcode == 0 for rank in ended)
-
-
-def _end_of(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
-
-
-def _tell(what: str) -> None:
-    print(datetime.now(UTC).isoformat(timespec="seconds"), what, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

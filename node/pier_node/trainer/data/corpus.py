@@ -163,11 +163,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Read-only tokens.
-
-    Attributes:
-        parts: one for each source.
-    """
+    """Read-only tokens, with a part for each source."""
 
     parts: tuple[Part, ...]
 

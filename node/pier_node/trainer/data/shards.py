@@ -100,12 +100,17 @@ class TokenManifest(Section):
         return [TokenFile(folder / shard.name, shard.tokens) for shard in getattr(self, split)]
 
 
+def smallest(vocab_size: int) -> np.dtype[Any]:
+    """The smallest type that holds every id below this."""
+    return np.min_scalar_type(max(vocab_size - 1, 0))
+
+
 class ShardWriter:
     """Appends tokens to new shards in a folder, after those of its manifest."""
 
     def __init__(self, folder: Path, manifest: TokenManifest) -> None:
         self._folder, self.manifest = folder, manifest
-        self._dtype = np.min_scalar_type(max(manifest.vocab_size - 1, 0))
+        self._dtype = smallest(manifest.vocab_size)
         self._open: dict[Split, TokenWriter] = {}
         self.pending = 0
         """Tokens that the manifest does not have yet."""

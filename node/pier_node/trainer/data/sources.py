@@ -122,7 +122,8 @@ def read_text(entry: Entry) -> Iterator[Document]:
     """
     bad_line = first_bad_line(entry.path)
     if bad_line is None:
-        yield from cut(entry, PIECE if entry.name else _piece_size(entry.path))
+        finer = min(max(entry.path.stat().st_size // PIECES, SMALLEST_PIECE), PIECE)
+        yield from cut(entry, PIECE if entry.name else finer)
     elif entry.name:
         log.warning("%s, line %d: not UTF-8 text; the file is left out", entry.path, bad_line)
     else:
@@ -151,10 +152,6 @@ def first_bad_line(path: Path) -> int | None:
                 return line + error.object.count(b"\n", 0, error.start)
             line += chunk.count(b"\n")
     return line if decoder.getstate()[0] else None
-
-
-def _piece_size(path: Path) -> int:
-    return min(max(path.stat().st_size // PIECES, SMALLEST_PIECE), PIECE)
 
 
 def read_jsonl(entry: Entry, field: str) -> Iterator[Document]:
@@ -281,8 +278,8 @@ def builtin_source(family: str) -> Source:
     if family == "topics":
         return Source([entry for entry in stdlib_entries() if entry.name == TOPICS], read_stdlib)
     if family == "docstrings":
-        return Source([entry for name in SOURCE for entry in _entries(name)], _read_docstrings)
-    return Source(_entries(family), _read_code)
+        return Source([entry for name in SOURCE for entry in _entries(name)], partial(_read_half, half=0))
+    return Source(_entries(family), partial(_read_half, half=1))
 
 
 def split(code: str) -> tuple[str, str]:
@@ -324,21 +321,9 @@ def _entries(family: str) -> list[Entry]:
     return [entry for entry in stdlib_entries() if entry.name.split("/")[0].removesuffix(".py") in names]
 
 
-def _read_code(entry: Entry) -> Iterator[Document]:
-    return _cut(entry, split(_decoded(entry))[1])
-
-
-def _read_docstrings(entry: Entry) -> Iterator[Document]:
-    return _cut(entry, split(_decoded(entry))[0])
-
-
-def _decoded(entry: Entry) -> str:
-    return "".join(document.text for document in read_text(entry))
-
-
-def _cut(entry: Entry, text: str) -> Iterator[Document]:
-    """Pieces that end at a line end."""
-    number = 0
+def _read_half(entry: Entry, half: int) -> Iterator[Document]:
+    """The documents of a file's docstrings, or (half 1) of its other text: pieces that end at a line end."""
+    text, number = split("".join(document.text for document in read_text(entry)))[half], 0
     while text:
         end = text.find("\n", BUILTIN_PIECE) + 1 or len(text)
         yield Document(f"{entry.name}#{number}", text[:end])

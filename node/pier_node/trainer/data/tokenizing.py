@@ -32,7 +32,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.processes import die_with_parent
 from pier_node.base.units import amount
 from pier_node.config.run import DataSection
-from pier_node.trainer.data.shards import MANIFEST, ShardWriter, Split, TokenManifest, TokenShard
+from pier_node.trainer.data.shards import MANIFEST, ShardWriter, Split, TokenManifest, TokenShard, smallest
 from pier_node.trainer.data.sources import VALIDATION, Source, no_text, open_source
 from pier_node.trainer.data.tokens import Tokenizer, Tokens, open_tokenizer
 
@@ -79,51 +79,31 @@ class Text:
 
     def key(self) -> str:
         """A hash of all inputs. Sizes and modification times stand for the content of files."""
-        config = self.config.model_dump_json(exclude=self._unused())
+        # Keys that decide nothing here, or that did not exist when the first tokens were cached.
+        unused, fields = {"tokenizer_hash", "dealt", "document_mask", "mixture"}, type(self.config).model_fields
+        unused |= {"tokenizer"} if self.config.tokenizer_hash else set()
+        unused |= {key for key in ("subset", "split", "limit") if getattr(self.config, key) == fields[key].default}
+        config = self.config.model_dump_json(exclude=unused)
         terms = (FORMAT, config, self.tokenizer.fingerprint, self.slot, self.slots, self.source.state())
         return hashlib.sha256(repr(terms).encode()).hexdigest()[:32]
 
     def nothing_yet(self) -> TokenManifest:
         """The manifest of a folder without shards."""
-        tokenizer = self.tokenizer
-        return TokenManifest(
-            key=self.key(),
-            tokenizer=tokenizer.fingerprint,
-            vocab_size=tokenizer.vocab_size,
-            separator=tokenizer.separator,
-        )
-
-    def _unused(self) -> set[str]:
-        """Keys that decide nothing here, or that did not exist when the first tokens were cached."""
-        unused = {"tokenizer_hash", "dealt", "document_mask", "mixture"}
-        unused |= {"tokenizer"} if self.config.tokenizer_hash else set()
-        return unused | {key for key in ("subset", "split", "limit") if not self._decides(key)}
-
-    def _decides(self, key: str) -> bool:
-        return bool(getattr(self.config, key) != type(self.config).model_fields[key].default)
+        it = self.tokenizer
+        return TokenManifest(key=self.key(), tokenizer=it.fingerprint, vocab_size=it.vocab_size, separator=it.separator)
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """A tokenizer in a process of its own or in this one."""
-
-    tokenizer: Tokenizer
-    dtype: np.dtype[np.unsignedinteger]
-
-    def encode(self, splits: Sequence[Split], texts: list[str]) -> dict[Split, Tokens]:
-        """The tokens of documents, each followed by a separator: those of each split together."""
-        ends: Tokens = np.array([] if self.tokenizer.separator is None else [self.tokenizer.separator], self.dtype)
-        found: dict[Split, list[Tokens]] = {"train": [], "validation": []}
-        for split, tokens in zip(splits, self.tokenizer.encode_batch(texts), strict=True):
-            found[split] += (tokens.astype(self.dtype, copy=False), ends)
-        return {split: np.concatenate(parts) for split, parts in found.items() if parts}
+def encode(tokenizer: Tokenizer, splits: Sequence[Split], texts: list[str]) -> dict[Split, Tokens]:
+    """The tokens of documents, each followed by a separator: those of each split together."""
+    dtype = smallest(tokenizer.vocab_size)
+    ends: Tokens = np.array([] if tokenizer.separator is None else [tokenizer.separator], dtype)
+    found: dict[Split, list[Tokens]] = {"train": [], "validation": []}
+    for split, tokens in zip(splits, tokenizer.encode_batch(texts), strict=True):
+        found[split] += (tokens.astype(dtype, copy=False), ends)
+    return {split: np.concatenate(parts) for split, parts in found.items() if parts}
 
 
-def _encoder(tokenizer: Tokenizer) -> Encoder:
-    return Encoder(tokenizer, np.min_scalar_type(max(tokenizer.vocab_size - 1, 0)))
-
-
-_own: list[Encoder] = []
+_own: list[Tokenizer] = []
 """That of this process, if it is one of a pool."""
 
 
@@ -131,11 +111,11 @@ def _begin(tokenizer: str, threads: int) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the process that started this one
     os.environ["RAYON_NUM_THREADS"] = str(threads)
-    _own[:] = [_encoder(open_tokenizer(tokenizer))]
+    _own[:] = [open_tokenizer(tokenizer)]
 
 
 def _encode(splits: Sequence[Split], texts: list[str]) -> dict[Split, Tokens]:
-    return _own[0].encode(splits, texts)
+    return encode(_own[0], splits, texts)
 
 
 @dataclass(frozen=True)
@@ -183,8 +163,7 @@ def encoded(text: Text, found: Iterator[Batch], processes: int) -> Iterator[tupl
         processes: that encode beside this one; 0: this one encodes, on all cores if the tokenizer supports it.
     """
     if not processes:
-        encoder = _encoder(text.tokenizer)
-        yield from ((batch, encoder.encode(batch.splits, batch.texts)) for batch in found)
+        yield from ((batch, encode(text.tokenizer, batch.splits, batch.texts)) for batch in found)
         return
     waiting: deque[tuple[Batch, Future[dict[Split, Tokens]]]] = deque()
     threads = max(1, len(os.sched_getaffinity(0)) // processes)

@@ -6,7 +6,6 @@ The memory is the minimum that training a model takes, independent of the machin
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import get_args
 
 from pier_node.config.run import ModelSection, RunConfig
@@ -61,16 +60,12 @@ def sent_bytes(config: ModelSection) -> int:
     return SENT * Layout.of(config).length
 
 
-@dataclass(frozen=True)
-class Activations:
-    """Bytes that a worker keeps of one block for its backward pass, and at most of one block at a time."""
+def activations(
+    model: ModelSection, tokens: int, parallel: Parallel, element: int, residual: int
+) -> tuple[float, float]:
+    """Bytes that a worker keeps of a block for its backward pass, and of all that the block computes.
 
-    kept: float
-    once: float
-
-
-def activations(model: ModelSection, tokens: int, parallel: Parallel, element: int, residual: int) -> Activations:
-    """Of a block with fused norms and attention.
+    Norms and attention are fused.
 
     Args:
         tokens: that the worker's group computes at once.
@@ -90,7 +85,7 @@ def activations(model: ModelSection, tokens: int, parallel: Parallel, element: i
         "selective": stream + attention + element * part * (2 * model.dim + hidden * model.ffn_dim),
         "full": stream,
     }
-    return Activations(kept[parallel.checkpointing], all_of_it)
+    return kept[parallel.checkpointing], all_of_it
 
 
 def device_bytes(config: RunConfig, parallel: Parallel, workers: int, bf16: bool) -> int:
@@ -109,8 +104,8 @@ def device_bytes(config: RunConfig, parallel: Parallel, workers: int, bf16: bool
     element, residual = (2, 2 if gathers else 4) if bf16 else (4, 4)
     rows = config.inner.micro_batch or -(-config.inner.batch_size // shares)
     tokens = rows * model.context
-    kept = activations(model, tokens, parallel, element, residual)
-    again = 0.0 if parallel.checkpointing == "none" else kept.once
+    kept, once = activations(model, tokens, parallel, element, residual)
+    again = 0.0 if parallel.checkpointing == "none" else once
     at_loss = LOSS * tokens * model.vocab_size / parallel.tensor
     if parallel.tensor > 1:
         at_loss = (WHOLE + DIVIDED / parallel.tensor) * tokens * model.vocab_size + 2 * element * tokens * model.dim
@@ -118,14 +113,14 @@ def device_bytes(config: RunConfig, parallel: Parallel, workers: int, bf16: bool
         at_loss = LOSS * GPU_CHUNK + element * tokens * model.dim + 2 * FLOAT * model.vocab_size * model.dim
     if gathers:
         state, whole, of_head = FLOAT * held, element * outermost, element * outermost / 2
-        forward = 3 * state + whole + model.layers * kept.kept
-        done = (3 * element + FLOAT) * block - kept.kept  # two blocks, the gradients of one, and their sum on its way
+        forward = 3 * state + whole + model.layers * kept
+        done = (3 * element + FLOAT) * block - kept  # two blocks, the gradients of one, and their sum on its way
         begin = forward + of_head + max(done, 3 * element * block + again)
         end = 4 * state + whole + (element + FLOAT) * outermost + FLOAT * block
     else:
         state, whole = FLOAT * held, element * held if bf16 else 0.0  # autocast keeps copies of the weights
-        forward = 3 * state + whole + model.layers * kept.kept
-        begin, end = forward + again, 4 * state + kept.once
+        forward = 3 * state + whole + model.layers * kept
+        begin, end = forward + again, 4 * state + once
         if parallel.tensor > 1:  # DTensor computes the whole gradient of the embedding, and copies its part
             end += (2 - 1 / parallel.tensor) * FLOAT * model.vocab_size * model.dim
     return int(max(forward + at_loss, begin, end))

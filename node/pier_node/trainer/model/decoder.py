@@ -9,7 +9,7 @@ It has no buffers: after it is built on the meta device, `to_empty` and `Layout.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from pier_node.base.errors import PierError
 from pier_node.config.run import ModelSection
 from pier_node.trainer.model.initial import fixed_embedding, with_fixed
 from pier_node.trainer.model.loss import LogitGradient, summed_loss
+
+if TYPE_CHECKING:
+    from pier_node.trainer.model.hub import HubDecoder
 
 GROWTH = 256
 """Smallest number of tokens that a KV cache gets room for."""
@@ -329,21 +332,14 @@ def _embedding(rows: int, dim: int) -> nn.Embedding:
     return nn.Embedding(rows, dim, _weight=torch.rand(rows, dim))
 
 
-class Predicts(Protocol):
-    """A complete model that maps [1, time] token ids to [1, time, vocab] logits."""
-
-    config: ModelSection
-
-    def __call__(self, tokens: Tensor, /) -> Tensor:
-        """The logits."""
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Its weights."""
-
-
 @torch.no_grad()
 def stream(
-    model: Predicts, prompt: Sequence[int], count: int, temperature: float = 1.0, top_k: int = 0, seed: int = 0
+    model: Decoder | HubDecoder,
+    prompt: Sequence[int],
+    count: int,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    seed: int = 0,
 ) -> Iterator[int]:
     """The `count` tokens that follow `prompt`, each as soon as it is known.
 

@@ -80,7 +80,8 @@ def rules(config: ModelSection) -> Iterator[Rule]:
     if config.form == "llama":
         yield Rule("model.embed_tokens.weight", ("embedding.weight",))
         for index in range(config.layers):
-            yield from _llama_block(index)
+            for theirs, ours in _LLAMA_BLOCK.items():
+                yield Rule(f"model.layers.{index}.{theirs}", (f"blocks.{index}.{ours}",))
         yield Rule("model.norm.weight", ("norm.weight",))
     else:
         yield Rule("transformer.wte.weight", ("embedding.weight",))
@@ -90,11 +91,6 @@ def rules(config: ModelSection) -> Iterator[Rule]:
         yield from (Rule(f"transformer.ln_f.{kind}", (f"norm.{kind}",)) for kind in ("weight", "bias"))
     if not config.tie_embeddings:
         yield Rule("lm_head.weight", ("head.weight",))
-
-
-def _llama_block(index: int) -> Iterator[Rule]:
-    for theirs, ours in _LLAMA_BLOCK.items():
-        yield Rule(f"model.layers.{index}.{theirs}", (f"blocks.{index}.{ours}",))
 
 
 def _gpt2_block(index: int) -> Iterator[Rule]:
@@ -236,8 +232,11 @@ def write_tokenizer(tokenizer: str, folder: Path, context: int) -> dict[str, int
     if tokenizer == "bytes":
         byte_tokenizer().save(str(folder / "tokenizer.json"))
     else:
-        _copy(Path(tokenizer), folder / "tokenizer.json")
-        kept = _kept(Path(tokenizer))
+        source, target = Path(tokenizer), folder / "tokenizer.json"
+        _require_tokenizer(source)
+        if not (target.exists() and source.samefile(target)):
+            shutil.copyfile(source, target)
+        kept = _kept(source)
     about = {
         **kept,
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -279,12 +278,6 @@ def _byte_characters() -> list[str]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
-
-
-def _copy(source: Path, target: Path) -> None:
-    _require_tokenizer(source)
-    if not (target.exists() and source.samefile(target)):
-        shutil.copyfile(source, target)
 
 
 def _require_tokenizer(file: Path) -> None:

@@ -232,10 +232,9 @@ def _config(content: Mapping[str, Any], where: str) -> Any:
     library = _library()
     try:
         about = {key: copy.deepcopy(content[key]) for key in content if key not in _PRECISION}
-        config = library.AutoConfig.for_model(**about)
+        return library.AutoConfig.for_model(**about)
     except Exception as error:  # of transformers, which has no class of its own for them
         raise _unreadable(where, error) from error
-    return config
 
 
 @contextmanager
