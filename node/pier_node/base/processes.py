@@ -17,7 +17,6 @@ only beside the busy process, by a fifth.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import fcntl
 import os
@@ -84,7 +83,7 @@ async def answer(module: str, *words: str, stdin: bytes = b"", within: float | N
         async with asyncio.timeout(within):
             output, errors = await process.communicate(stdin)
     finally:
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             process.kill()
         await process.communicate()  # until its pipes are closed, too: the loop may be about to end
     return Answer(output, errors.decode(errors="replace"), await process.wait())

@@ -57,15 +57,13 @@ def advance(
         alone: weights θ of the only member, shape [parameters]: if the outer step is the identity, the new anchor is θ
             to the last bit wherever the mean is φ − θ.
     """
-    made: Made
     match plan.kind:
         case Kind.SOLO:
-            made = _solo(state, mean, plan)
+            tensors, pieces = _solo(state, mean, plan)
         case Kind.SYNC:
-            made = _sync(state, mean, plan, layout, inner)
+            tensors, pieces = _sync(state, mean, plan, layout, inner)
         case _:
-            made = _local(state, mean, plan, alone)
-    tensors, pieces = made
+            tensors, pieces = _local(state, mean, plan, alone)
     ledger = dict(state.ledger)
     for node, count in tokens.items():
         key = entry(node, plan.fragment)
@@ -155,12 +153,8 @@ def _local(state: OuterState, mean: SharedVector, plan: RoundPlan, alone: Vector
         delta, new = mean.array[here.start - part.start : here.stop - part.start].copy(), anchor.array[here]
         outer_step(state.anchor[here], state.momentum[here], delta, plan.momentum, plan.lr, new, momentum.array[here])
         if exact is not None:
-            _undo_rounding(new, state.anchor[here], delta, exact[here])
+            # θ in place of φ − Δ, which is rounded, where Δ = φ − θ
+            np.copyto(new, exact[here], where=state.anchor[here] - exact[here] == delta)
 
     tensors = {ANCHOR: anchor, MOMENTUM: momentum}
     return tensors, _in_pieces(tensors, make)
-
-
-def _undo_rounding(result: Vector, anchor: Vector, delta: Vector, weights: Vector) -> None:
-    """θ in place of φ − Δ, which is rounded, where Δ = φ − θ."""
-    np.copyto(result, weights, where=anchor - weights == delta)

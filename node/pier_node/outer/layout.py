@@ -101,7 +101,11 @@ class Layout:
     @classmethod
     def laid(cls, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> Self:
         """Lay out parameters of these names and shapes one after another."""
-        return cls(tuple(_laid(shapes)))
+        entries, offset = list[Entry](), 0
+        for name, shape in shapes:
+            entries.append(Entry(name, shape, offset))
+            offset += entries[-1].size
+        return cls(tuple(entries))
 
     @property
     def length(self) -> int:
@@ -146,11 +150,3 @@ def is_hidden_matrix(name: str, shape: Sequence[int]) -> bool:
 def is_decayed(shape: Sequence[int]) -> bool:
     """Whether weight decay applies to a parameter of this shape: to matrices, not to norms and biases."""
     return len(shape) >= 2
-
-
-def _laid(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> Iterable[Entry]:
-    offset = 0
-    for name, shape in shapes:
-        entry = Entry(name, shape, offset)
-        offset += entry.size
-        yield entry

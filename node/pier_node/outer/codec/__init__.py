@@ -16,8 +16,8 @@ __all__ = ["CODECS", "BadCode", "Codec", "codec", "of_means"]
 
 SPARSE = {"topk": 4, "topk2": 2}
 """Bits of a value that is kept, by codec."""
-_ALL: list[Codec] = [Plain(), Bf16(), Int8(), Int4(), *(TopK(name, bits) for name, bits in SPARSE.items())]
-CODECS = {each.name: each for each in _ALL}
+_ALL = (Plain(), Bf16(), Int8(), Int4(), *(TopK(name, bits) for name, bits in SPARSE.items()))
+CODECS: dict[str, Codec] = {each.name: each for each in _ALL}
 """Codecs by their name in the configuration; they round to nearest and can be used by several threads."""
 
 

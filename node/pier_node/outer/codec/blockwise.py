@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pier_node.base.shared import Buffer, Vector
-from pier_node.outer.codec.interface import LARGEST, SMALLEST, BadCode, check_size, check_values, from_bf16, to_bf16
+from pier_node.outer.codec import interface
+from pier_node.outer.codec.interface import BadCode, Codec, check_size, check_values, from_bf16, to_bf16
 
 Number = TypeVar("Number", bound=np.generic)
 
@@ -40,21 +41,17 @@ def block_count(length: int, block: int) -> int:
 
 def block_maximum(values: Vector) -> Vector:
     """The largest value of each row, shape [blocks, 1]; for short rows `reduceat` is twice as fast as `max(axis=1)`."""
-    return np.maximum.reduceat(values.ravel(), _starts(values))[:, None]
-
-
-def _starts(values: Vector) -> npt.NDArray[np.intp]:
-    return np.arange(0, values.size, values.shape[1])
+    return np.maximum.reduceat(values.ravel(), np.arange(0, values.size, values.shape[1]))[:, None]
 
 
 INT8_BLOCK = 128
 INT8_LEVELS = 127
 
-_LARGEST_SCALE = int(to_bf16(np.array([LARGEST / INT8_LEVELS], np.float32))[0])
-_SMALLEST_SCALE = int(to_bf16(np.array([SMALLEST], np.float32))[0])
+_LARGEST_SCALE = int(to_bf16(np.array([interface.LARGEST / INT8_LEVELS], np.float32))[0])
+_SMALLEST_SCALE = int(to_bf16(np.array([interface.SMALLEST], np.float32))[0])
 
 
-class Int8:
+class Int8(Codec):
     """Int8 codec: 8.125 bits per value; error at most half a scale, and below 2^-119 in blocks smaller than that.
 
     Args:
@@ -62,8 +59,6 @@ class Int8:
     """
 
     name = "int8"
-    lossy = True
-    sparse = False
 
     def __init__(self, block: int = INT8_BLOCK) -> None:
         self._block = block
@@ -73,7 +68,7 @@ class Int8:
         check_values(values)
         blocks = in_blocks(values, self._block)
         scales = block_maximum(np.abs(blocks)) / np.float32(INT8_LEVELS)
-        scales[scales < SMALLEST] = 0
+        scales[scales < interface.SMALLEST] = 0
         halves = to_bf16(scales)
         divisors = from_bf16(halves)
         divisors[divisors == 0] = 1  # values below the smallest scale become zero
@@ -103,7 +98,7 @@ class Int8:
 INT4_BLOCK = 64
 
 
-class Int4:
+class Int4(Codec):
     """Int4 codec: 4.25 bits per value; error at most half a step, below 2^-122 in blocks whose range is smaller.
 
     Args:
@@ -111,8 +106,6 @@ class Int4:
     """
 
     name = "int4"
-    lossy = True
-    sparse = False
 
     def __init__(self, block: int = INT4_BLOCK) -> None:
         self._block = block

@@ -39,8 +39,8 @@ class Codec(Protocol):
     """
 
     name: str
-    lossy: bool
-    sparse: bool
+    lossy: bool = True
+    sparse: bool = False
 
     def encode(self, values: Vector) -> Buffer:
         """Encode fp32 values, shape [n >= 1], maybe as a view of them. Raises ValueError if a value is not finite."""
@@ -69,12 +69,11 @@ def check_size(codec: Codec, data: Buffer, length: int) -> None:
         raise BadCode(f"{codec.name}: {len(data)} bytes for {length} values")
 
 
-class Plain:
+class Plain(Codec):
     """32 bits per value."""
 
     name = "none"
     lossy = False
-    sparse = False
 
     def encode(self, values: Vector) -> Buffer:
         """A view of the values: nothing is copied."""
@@ -97,12 +96,10 @@ MINUS_INFINITY = 0xFF80
 MAGNITUDE = 0x7FFF
 
 
-class Bf16:
+class Bf16(Codec):
     """16 bits per value; relative error at most 2^-8 where it saturates, otherwise 2^-9 for normal values."""
 
     name = "bf16"
-    lossy = True
-    sparse = False
 
     def encode(self, values: Vector) -> bytes:
         """See Codec."""

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pier_node.base.shared import Buffer, Vector
-from pier_node.outer.codec.interface import BadCode, check_size, check_values
+from pier_node.outer.codec.interface import BadCode, Codec, check_size, check_values
 
 DENSITY = 64
 """One value in this many is kept, unless another density is asked for."""
@@ -35,7 +35,7 @@ UNARY = 2
 """Bits of an index on top of its lower ones."""
 
 
-class TopK:
+class TopK(Codec):
     """Top-k codec: 0.195 bits per value with 4-bit values (164x less than fp32), 0.164 with 2-bit values (195x).
 
     Args:
@@ -43,7 +43,6 @@ class TopK:
         density: one value in this many is kept: a power of two, at most 256.
     """
 
-    lossy = True
     sparse = True
 
     def __init__(self, name: str, bits: int, density: int = DENSITY) -> None:
