@@ -22,26 +22,15 @@ import ctypes
 import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from google.protobuf.message import Message
 
 from pier_node.identity.certificates import node_id_of_certificate
 from pier_node.identity.node import ALGORITHM, node_id
@@ -58,6 +47,8 @@ from pier_node.wire.carrier import (
     Handler,
     Method,
     PeerLost,
+    Q,
+    R,
 )
 from pier_node.wire.rules import NODE_ID
 from pier_proto.v1.peer_pb2 import FetchRequest, HelloReply, HelloRequest, ProbeRequest
@@ -183,8 +174,6 @@ TAKEN = 60.0
 GRACE = 0.5
 """Seconds that calls in progress get to end by themselves when the node stops or their caller is gone."""
 
-Q = TypeVar("Q", bound=Message)
-R = TypeVar("R", bound=Message)
 Push = Callable[[str, AsyncIterator[Chunk]], Awaitable[None]]
 Pull = Callable[[str, FetchRequest], AsyncIterator[Chunk]]
 
@@ -193,7 +182,7 @@ class Busy(Exception):
     """A peer has as many calls in progress as a peer may have."""
 
 
-async def taken(part: Coroutine[Any, Any, None]) -> None:
+async def taken(part: Awaitable[None]) -> None:
     """Send a part of a pulled stream. Raises BadMessage: the caller does not take it."""
     try:
         async with asyncio.timeout(TAKEN):
@@ -263,7 +252,7 @@ class Answers:
 
     async def take(self, caller: str, messages: AsyncIterator[bytes]) -> None:
         """Receive a pushed stream to its end. Raises BadMessage, and what `messages` raises."""
-        chunks = _parsed(messages)
+        chunks = (parse_chunk(raw) async for raw in messages)
         await self._push(caller, chunks)
         async for _ in chunks:
             raise BadMessage("more chunks than were expected")
@@ -283,11 +272,6 @@ class Answers:
 
 async def _not_yet(_caller: str, _chunks: AsyncIterator[Chunk]) -> None:
     raise BadMessage("no streams are taken here yet")
-
-
-async def _parsed(messages: AsyncIterator[bytes]) -> AsyncGenerator[Chunk]:
-    async for raw in messages:
-        yield parse_chunk(raw)
 
 
 class Link(Protocol):

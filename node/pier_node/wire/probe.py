@@ -179,11 +179,7 @@ class Link:
 
 def asking(carrier: Carrier, node: str) -> Ask:
     """Probes of a peer."""
-
-    async def ask(request: ProbeRequest) -> ProbeReply:
-        return await carrier.call(node, PROBE, request, ANSWER)
-
-    return ask
+    return lambda request: carrier.call(node, PROBE, request, ANSWER)
 
 
 async def measure(ask: Ask, clock: Callable[[], float] = time.time, sizes: Sequence[int] = SIZES) -> Link:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -82,7 +82,8 @@ def _usual(field: Any) -> Rule:  # a FieldDescriptor: protobuf has two
         if field.type == FieldDescriptor.TYPE_BOOL:
             return ANY
         if field.type == FieldDescriptor.TYPE_ENUM:
-            return one_of(field.enum_type.values_by_number)
+            known = frozenset(field.enum_type.values_by_number)
+            return Only("one that this version knows", lambda value: value in known)
         if field.type == FieldDescriptor.TYPE_MESSAGE:
             return Part()
     raise ValueError(f"{field.full_name} has no rule")
@@ -190,12 +191,6 @@ def size(least: int, most: int) -> Only:
     """A number of bytes from `least` to `most`."""
     span = f"{least}" if least == most else f"{least} to {most}"
     return Only(f"{span} bytes", lambda value: least <= len(value) <= most)
-
-
-def one_of(values: Iterable[int]) -> Only:
-    """A value of an enumeration."""
-    known = frozenset(values)
-    return Only("one that this version knows", lambda value: value in known)
 
 
 def or_empty(rule: Only) -> Only:

@@ -32,11 +32,9 @@ from pier_proto.v1.peer_pb2 import FetchRequest, Link, Manifest, StateRequest, T
 
 Hashes = Mapping[str, list[bytes]]
 
-_OUTER = {ANCHOR, MOMENTUM}
-_MOMENTS = {ADAM_M, ADAM_V}
-_KINDS = (_OUTER, _OUTER | _MOMENTS)
+_KINDS = ({ANCHOR, MOMENTUM}, {ANCHOR, MOMENTUM, ADAM_M, ADAM_V})
 """The sets of tensors that a state may consist of."""
-_OF_STAGE = (*_KINDS, {ANCHOR} | _MOMENTS)
+_OF_STAGE = (*_KINDS, {ANCHOR, ADAM_M, ADAM_V})
 """Those of a pipeline's stage."""
 
 RUN = 16
@@ -122,10 +120,6 @@ class Piece:
     start: int
     end: int
 
-    def follows(self, other: Piece) -> bool:
-        """Whether this piece begins where the other one ends."""
-        return (self.tensor, self.start) == (other.tensor, other.end)
-
 
 class Partial:
     """Vectors that arrive piece by piece from any number of peers. A piece is accepted only if its hash matches.
@@ -183,7 +177,10 @@ class Partial:
         """
         run: list[Piece] = []
         most = max(1, min(RUN, len(self._waiting) // (2 * peers)))
-        while self._waiting and len(run) < most and (not run or self._waiting[0].follows(run[-1])):
+        while self._waiting and len(run) < most:
+            following = self._waiting[0]
+            if run and (following.tensor, following.start) != (run[-1].tensor, run[-1].end):
+                break
             run.append(self._waiting.popleft())
         self._flying.update(run)
         return run
@@ -264,12 +261,6 @@ class _Held:
     state: OuterState
     release: asyncio.TimerHandle | None = None
 
-    def tensor(self, name: str) -> SharedVector:
-        """One of the vectors. Raises BadMessage."""
-        if name not in self.state.tensors:
-            raise BadMessage(f"round {self.state.round} has no tensor {name!r} here")
-        return self.state.tensors[name]
-
 
 def no_proof(_round: int) -> list[Link]:
     """No proof: nobody votes for the stages of a pipeline; rounds decide which version of them counts."""
@@ -324,7 +315,9 @@ class StateServer:
         held = self._held.get(key) or self._hold(*key)
         if held.state.round != request.round:
             raise BadMessage(f"round {request.round} is not held here any more")
-        vector = held.tensor(request.tensor).array
+        if request.tensor not in held.state.tensors:
+            raise BadMessage(f"round {request.round} has no tensor {request.tensor!r} here")
+        vector = held.state.tensors[request.tensor].array
         end = request.offset + request.length
         whole_pieces = request.offset % states.PIECE == 0 and (end % states.PIECE == 0 or end == len(vector))
         if not (whole_pieces and request.offset < end <= len(vector)):

@@ -1,8 +1,8 @@
 """The gRPC carrier: fast, direct connections between sites with mutual TLS. wire/carrier.py says what a carrier does.
 
-Link is the asking side: it connects to a peer, makes calls and streams, and reports failures as PeerLost. PeerServer is
-the answering side: it admits callers, checks what they send, and turns failures into statuses. gRPC's settings are here
-with their reasons; https://github.com/grpc/grpc/blob/master/include/grpc/impl/channel_arg_names.h lists them all.
+Link is the asking side: it connects to a peer, makes calls and streams, and reports failures as PeerLost. GrpcCarrier
+is the answering side, too: it admits callers, checks what they send, and turns failures into statuses. gRPC's settings
+are here with their reasons; https://github.com/grpc/grpc/blob/master/include/grpc/impl/channel_arg_names.h lists them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from urllib.parse import unquote
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
 
 from pier_node.base.address import format_address, parse_address
 from pier_node.base.errors import PierError
@@ -40,6 +39,8 @@ from pier_node.wire.carrier import (
     Chunk,
     Method,
     PeerLost,
+    Q,
+    R,
 )
 from pier_node.wire.grpc.reasons import brief, lost
 from pier_proto.v1.peer_pb2 import Ack, FetchRequest
@@ -106,88 +107,6 @@ ACK = Ack().SerializeToString()
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
-class PeerServer(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-    """Serves a node's answers over gRPC; without credentials, it does so without TLS."""
-
-    def __init__(self, answers: links.Answers, metadata: links.CallMetadata, credentials: Credentials | None) -> None:
-        self._answers, self._metadata, self._credentials = answers, metadata, credentials
-        self._server: grpc.aio.Server | None = None
-
-    # --- what is served ------------------------------------------------------------------------
-
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Find a method for gRPC."""
-        service, _, name = details.method.removeprefix("/").partition("/")
-        if service != SERVICE or not self._answers.knows(name):
-            return None
-        if name == EXCHANGE:
-            return grpc.stream_stream_rpc_method_handler(self._take)
-        if name == FETCH:
-            return grpc.unary_stream_rpc_method_handler(self._give)
-
-        async def answer(raw: bytes, context: Context) -> bytes:
-            async with self._admitted(name, context) as caller:
-                return await self._answers.answer(name, caller, raw, _seen_as(context.peer()))
-
-        return grpc.unary_unary_rpc_method_handler(answer)
-
-    async def _take(self, stream: AsyncIterator[bytes], context: Context) -> None:
-        async with self._admitted(EXCHANGE, context, stream) as caller:
-            await _outliving_the_call(self._answers.take(caller, _messages(caller, stream)))
-            await context.write(ACK)
-
-    async def _give(self, raw: bytes, context: Context) -> None:
-        async with self._admitted(FETCH, context) as caller, aclosing(self._answers.give(caller, raw)) as messages:
-            async for message in messages:
-                await links.taken(context.write(message))
-
-    # --- start and stop ------------------------------------------------------------------------
-
-    async def start(self, host: str, port: int) -> int:
-        """Listen and return the port; the system chooses one if `port` is 0. Raises PierError."""
-        self._server = grpc.aio.server(options=server_options(MESSAGE_BYTES), maximum_concurrent_rpcs=links.CALLS)
-        self._server.add_generic_rpc_handlers((self,))
-        address = format_address(host, port)
-        try:
-            bound = tls.add_port(self._server, address, self._credentials)
-        except RuntimeError as error:
-            free_port(host, port)  # it says why not, which gRPC does not
-            raise PierError(f"gRPC cannot listen on {address}", "Choose another with --listen HOST:PORT.") from error
-        await self._server.start()
-        return bound
-
-    async def stop(self) -> None:
-        """Stop listening and end all calls."""
-        if self._server is not None:
-            await self._server.stop(links.GRACE)
-
-    # --- a call --------------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def _admitted(
-        self, method: str, context: Context, stream: AsyncIterator[bytes] | None = None
-    ) -> AsyncGenerator[str]:
-        """The caller's node id while its call is in progress; failures end the call with a status.
-
-        A caller that is still sending would not see the status, so its `stream` is first answered and allowed to end.
-        """
-        try:
-            headers: links.Headers = dict(context.invocation_metadata() or ())
-            caller = self._metadata.admit(method, headers, tls.caller_certificate(context))
-            with self._answers.place(caller):
-                await context.send_initial_metadata(tuple(self._metadata.answer(caller, headers).items()))
-                yield caller
-        except grpc.aio.BaseError:
-            raise
-        except Exception as error:
-            if not isinstance(error, tuple(_STATUSES)):
-                log.exception("%s, asked by %s, failed", method, context.peer())
-            if stream is not None:
-                await context.write(ACK)
-                await _drain(stream)
-            await _refuse(context, error)
-
-
 async def _messages(sender: str, stream: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
     async for raw in stream:
         if raw == END:
@@ -235,8 +154,6 @@ def _seen_as(peer: str) -> str:
     return unquote(peer.partition(":")[2])
 
 
-Q = TypeVar("Q", bound=Message)
-R = TypeVar("R", bound=Message)
 T = TypeVar("T")
 
 
@@ -249,10 +166,7 @@ class Link:
     def __init__(
         self, metadata: links.CallMetadata, credentials: Credentials | None, node: str | None, address: str
     ) -> None:
-        self.node = node
-        self.address = address
-        self._metadata = metadata
-        self._credentials = credentials
+        self.node, self.address, self._metadata, self._credentials = node, address, metadata, credentials
         self._channels: list[grpc.aio.Channel] = []
         self._calls: set[grpc.aio.Call] = set()
 
@@ -386,29 +300,95 @@ async def _write(call: grpc.aio.StreamStreamCall[bytes, bytes], message: bytes) 
         await call.read()
 
 
-class GrpcCarrier(links.SiteCarrier):
-    """A Carrier over gRPC. `make_carrier` describes the arguments."""
+class GrpcCarrier(links.SiteCarrier, grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    """A Carrier over gRPC; without credentials, it does so without TLS. `make_carrier` describes the arguments."""
 
     def __init__(self, node: str, run_hash: bytes, credentials: Credentials | None) -> None:
         super().__init__(links.CallMetadata(node, run_hash, credentials.key if credentials else None))
         self._credentials = credentials
-        self._server = PeerServer(self, self._metadata, credentials)
+        self._server: grpc.aio.Server | None = None
 
     def connect(self, node: str | None, address: str) -> Link:
         """A link to a node at an address; None as the node means whichever node listens there."""
         return Link(self._metadata, self._credentials, node, address)
 
-    async def stop_answering(self) -> None:
-        """Stop listening, and end all calls that are being answered."""
-        await self._server.stop()
+    # --- start and stop ------------------------------------------------------------------------
 
     async def start(self, host: str, port: int) -> int:
         """Listen and return the port; the system chooses one if `port` is 0. Raises PierError."""
         links.keep_chunk_memory()
-        return await self._server.start(host, port)
+        self._server = grpc.aio.server(options=server_options(MESSAGE_BYTES), maximum_concurrent_rpcs=links.CALLS)
+        self._server.add_generic_rpc_handlers((self,))
+        address = format_address(host, port)
+        try:
+            bound = tls.add_port(self._server, address, self._credentials)
+        except RuntimeError as error:
+            free_port(host, port)  # it says why not, which gRPC does not
+            raise PierError(f"gRPC cannot listen on {address}", "Choose another with --listen HOST:PORT.") from error
+        await self._server.start()
+        return bound
 
     async def listen(self, at: str, advertise: str | None, peers: Sequence[str]) -> Choice:
         """Listen at HOST:PORT, and choose the address to tell others; see wire/addresses.py. Raises PierError."""
         host, port = parse_address(at)
         port = await self.start(host, port)
         return choose_address([first_hop(peer) for peer in peers], advertise, format_address(host, port))
+
+    async def stop_answering(self) -> None:
+        """Stop listening, and end all calls that are being answered."""
+        if self._server is not None:
+            await self._server.stop(links.GRACE)
+
+    # --- what is served ------------------------------------------------------------------------
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Find a method for gRPC."""
+        service, _, name = details.method.removeprefix("/").partition("/")
+        if service != SERVICE or not self.knows(name):
+            return None
+        if name == EXCHANGE:
+            return grpc.stream_stream_rpc_method_handler(self._take)
+        if name == FETCH:
+            return grpc.unary_stream_rpc_method_handler(self._give)
+
+        async def answer(raw: bytes, context: Context) -> bytes:
+            async with self._admitted(name, context) as caller:
+                return await self.answer(name, caller, raw, _seen_as(context.peer()))
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+    async def _take(self, stream: AsyncIterator[bytes], context: Context) -> None:
+        async with self._admitted(EXCHANGE, context, stream) as caller:
+            await _outliving_the_call(self.take(caller, _messages(caller, stream)))
+            await context.write(ACK)
+
+    async def _give(self, raw: bytes, context: Context) -> None:
+        async with self._admitted(FETCH, context) as caller, aclosing(self.give(caller, raw)) as messages:
+            async for message in messages:
+                await links.taken(context.write(message))
+
+    # --- a call --------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _admitted(
+        self, method: str, context: Context, stream: AsyncIterator[bytes] | None = None
+    ) -> AsyncGenerator[str]:
+        """The caller's node id while its call is in progress; failures end the call with a status.
+
+        A caller that is still sending would not see the status, so its `stream` is first answered and allowed to end.
+        """
+        try:
+            headers: links.Headers = dict(context.invocation_metadata() or ())
+            caller = self._metadata.admit(method, headers, tls.caller_certificate(context))
+            with self.place(caller):
+                await context.send_initial_metadata(tuple(self._metadata.answer(caller, headers).items()))
+                yield caller
+        except grpc.aio.BaseError:
+            raise
+        except Exception as error:
+            if not isinstance(error, tuple(_STATUSES)):
+                log.exception("%s, asked by %s, failed", method, context.peer())
+            if stream is not None:
+                await context.write(ACK)
+                await _drain(stream)
+            await _refuse(context, error)

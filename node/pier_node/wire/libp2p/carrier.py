@@ -11,9 +11,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
-from google.protobuf.message import Message
 from hivemind.p2p import P2P
 from hivemind.utils.logging import use_hivemind_log_handler
 
@@ -22,7 +21,7 @@ from pier_node.base.tasks import cancel_and_wait, first_of, unwatched
 from pier_node.identity.certificates import Credentials
 from pier_node.wire.addresses import Choice, Route, choose_address, first_hop, free_port, parse_routes
 from pier_node.wire.bounds import parse, parse_chunk
-from pier_node.wire.carrier import EXCHANGE, FETCH, MESSAGE_BYTES, BadMessage, Chunk, Method, PeerLost
+from pier_node.wire.carrier import EXCHANGE, FETCH, MESSAGE_BYTES, BadMessage, Chunk, Method, PeerLost, Q, R
 from pier_node.wire.libp2p.host import STREAM_PROTOCOL, Host, NoWay
 from pier_node.wire.libp2p.p2pd import KEY_FILE
 from pier_node.wire.libp2p.relay import RENEWAL, Places, find_unreached, relays_enough
@@ -35,9 +34,6 @@ from pier_proto.v1.stream_pb2 import IdentityProof
 CONNECT_SECONDS = 20.0
 CLOSED = "this node closed the connection"
 CUT_OFF = "the connection was cut off"
-
-Q = TypeVar("Q", bound=Message)
-R = TypeVar("R", bound=Message)
 
 
 class Link:
@@ -240,7 +236,8 @@ class HivemindCarrier(SiteCarrier):
     """
 
     def __init__(self, node: str, run_hash: bytes, credentials: Credentials | None, folder: Path | None) -> None:
-        _use_hivemind()
+        use_hivemind_log_handler("nowhere")
+        logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames this level
         super().__init__(CallMetadata(node, run_hash, credentials.key if credentials else None))
         self._run_hash, self._credentials, self._folder = run_hash, credentials, folder
         self._host = Host(self._metadata, credentials, self._ready)
@@ -298,8 +295,3 @@ class HivemindCarrier(SiteCarrier):
 
     async def _ready(self, p2p: P2P) -> None:
         await p2p.add_binary_stream_handler(STREAM_PROTOCOL, self._server.handle)
-
-
-def _use_hivemind() -> None:
-    use_hivemind_log_handler("nowhere")
-    logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames this level
