@@ -27,7 +27,7 @@ def test_what_was_written_is_read_with_the_names_of_sites(tmp_path: Path) -> Non
     drawn = read_paths(tmp_path / "paths.json", {"a": "alpha", "c": "gamma"})
     assert (drawn.round, drawn.plan) == (3, PLAN)
     assert [site.name for site in drawn.problem.sites] == ["alpha", "b", "gamma", "d"]
-    assert drawn.title == "2 microbatches through 2 of 3 stages"
+    assert drawn.problem.title == "2 microbatches through 2 of 3 stages"
     assert drawn.victim() == ("gamma", 1)
 
 

@@ -145,7 +145,7 @@ class _Training:
         drawn = self._paths()
         if drawn and drawn.key != self._drawn:
             self._drawn = drawn.key
-            drawn_on = f"The paths of an iteration, {drawn.title}, are drawn on the run's page."
+            drawn_on = f"The paths of an iteration, {drawn.problem.title}, are drawn on the run's page."
             self.demo.console.print(Text(drawn_on))
         if self.curve and seconds >= self._next_line:
             self._next_line = seconds + LINE_SECONDS

@@ -69,11 +69,6 @@ class Drawn:
     problem: Problem
     plan: Plan
 
-    @property
-    def title(self) -> str:
-        """A title for the paths."""
-        return self.problem.title
-
     def victim(self) -> tuple[str, int]:
         """The last site of the stage with most sites, preferably not the first stage; and that stage."""
         stages = self.plan.stages

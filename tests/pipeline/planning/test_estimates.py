@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from pipeline.planning.cases import problem
 
-from pier_node.pipeline.planning.estimates import lengthening
-from pier_node.pipeline.planning.moves import State
+from pier_node.pipeline.planning.moves import State, lengthening
 from pier_node.pipeline.planning.plan import random_plan
 from pier_node.pipeline.planning.simulator import NEVER, makespan_ns, rows, scratch, tables
 

@@ -22,8 +22,20 @@ from typing import NamedTuple
 import numpy as np
 
 from pier_node.base.errors import PierError
-from pier_node.pipeline.planning.estimates import estimate, lengthening, retally, tally
-from pier_node.pipeline.planning.moves import Dice, Ground, State, change_paths, change_sites, dice, laws, uniform
+from pier_node.pipeline.planning.moves import (
+    Dice,
+    Ground,
+    State,
+    change_paths,
+    change_sites,
+    dice,
+    estimate,
+    laws,
+    lengthening,
+    retally,
+    tally,
+    uniform,
+)
 from pier_node.pipeline.planning.plan import Plan, random_plan, stage_loads, sync_seconds, worst_intra
 from pier_node.pipeline.planning.problem import Problem
 from pier_node.pipeline.planning.simulator import (
