@@ -20,11 +20,10 @@ from pier_node.gossip.pair_rounds import PairRounds
 from pier_node.gossip.standing import Standing
 from pier_node.outer.codec.interface import Plain
 from pier_node.outer.mean import Update
-from pier_node.outer.noloco import PairRun
 from pier_node.outer.state import OuterState
 from pier_proto.v1.peer_pb2 import Pulse, Site
 
-RUN = PairRun(seed=1, last=100)
+SEED, LAST = 1, 100
 
 
 class PairMemory:
@@ -61,7 +60,7 @@ class PairMember(Neighbour):
         standing = Standing(self.roster, founder, PlainStatements(node))
         place = self.carrier, self.roster, standing, self.journal
         self.tools = PairTools(*place, rates or NolocoSection(), Plain(), faults, 5)
-        self.pairs = PairRounds(self.tools, RUN, state or outer_state([node]), nonces(node))
+        self.pairs = PairRounds(self.tools, SEED, LAST, state or outer_state([node]), nonces(node))
 
     def pulse(self) -> Pulse:
         state = self.pairs.state

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gossip.cases import RUN, PairMember, acquainted, hold_at, scene
+from gossip.cases import LAST, SEED, PairMember, acquainted, hold_at, scene
 from rounds.cases import CALM, LENGTH, outer_state
 from simulation.network import Network
 from simulation.virtual_time import run
@@ -133,7 +133,7 @@ def test_who_was_overtaken_joins_those_in_front_in_their_next_round() -> None:
         sites = at(Network(1, CALM), a=3, b=9, c=9, d=9)
         await known(sites)
         assert sites["a"].pairs.coming() == 10
-        seed, names = RUN.seed, "abcd"
+        seed, names = SEED, "abcd"
         other = partner(seed, 4, names, "a")
         assert other
         sites[other].pairs.state = outer_state(other, round=3)
@@ -145,9 +145,9 @@ def test_who_was_overtaken_joins_those_in_front_in_their_next_round() -> None:
 
 def test_nobody_goes_beyond_the_last_round() -> None:
     async def main() -> None:
-        sites = at(Network(1, CALM), a=90, b=RUN.last)
+        sites = at(Network(1, CALM), a=90, b=LAST)
         await known(sites)
-        assert sites["a"].pairs.coming() == RUN.last
+        assert sites["a"].pairs.coming() == LAST
 
     run(main())
 

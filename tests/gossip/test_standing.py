@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from gossip.cases import RUN, PairMember, acquainted
+from gossip.cases import LAST, PairMember, acquainted
 from hypothesis import given
 from hypothesis import strategies as st
 from rounds.cases import CALM, outer_state
@@ -203,7 +203,7 @@ def test_the_run_is_as_far_as_half_of_the_others_are(rounds: dict[str, int], rea
     run(main())
 
 
-def stranger(node: str, round: int = RUN.last) -> Pulse:
+def stranger(node: str, round: int = LAST) -> Pulse:
     digest = bytes([ord(node[-1])]) * 32
     return Pulse(site=Site(node=node, address="sim"), phase=Phase.PHASE_WAITING, round=round, digest=digest)
 

@@ -4,7 +4,7 @@ from rounds.cases import ballot
 from rounds.parts import BALLOT, signed, vote
 
 from pier_node.config.run import SITES
-from pier_node.rounds.vote_book import VoteBook
+from pier_node.rounds.double_votes import VoteBook
 from pier_proto.v1.peer_pb2 import Signed
 
 

@@ -31,7 +31,6 @@ from pier_node.gossip.standing import Standing
 from pier_node.outer.codec import codec
 from pier_node.outer.layout import Layout
 from pier_node.outer.mean import weighing
-from pier_node.outer.noloco import PairRun
 from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.attempt import Tools
@@ -265,7 +264,7 @@ class Cluster:
         place = carrier, roster, standing, PairDisk(disk)
         tools = PairTools(*place, outer.noloco, codec(outer.codec), self._faults(name), CHUNK)
         tools.weighing = partial(weighing, self.config)
-        return PairRounds(tools, PairRun(self.seed, total_rounds(self.config)), state, self._nonces())
+        return PairRounds(tools, self.seed, total_rounds(self.config), state, self._nonces())
 
     def _rounds_of(self, name: str, carrier: SimCarrier, roster: Roster, state: OuterState) -> Rounds:
         disk, lossy = self.disks[name], codec(self.config.outer.codec)

@@ -64,7 +64,7 @@ def test_pairs_remember_their_doubts(tmp_path: Path) -> None:
         )
         pairs = pairs_of_two(joined(run_config, carrier, tmp_path), AT_REST)
         assert pairs._tools.records == records
-        assert (pairs._run.seed, pairs._run.last, pairs._tools.rates.gamma) == (7, 10, 0.3)
+        assert (pairs._rendezvous._seed, pairs._last, pairs._tools.rates.gamma) == (7, 10, 0.3)
         assert (pairs.state, pairs.saved) == (AT_REST, 4)
 
     run(main())

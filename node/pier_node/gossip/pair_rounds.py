@@ -28,7 +28,7 @@ from pier_node.gossip.rendezvous import Met, Rendezvous
 from pier_node.gossip.standing import Chain
 from pier_node.outer.advance import advance_pair
 from pier_node.outer.mean import Update
-from pier_node.outer.noloco import PairRun, needs_anchors
+from pier_node.outer.noloco import needs_anchors
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
 from pier_node.rounds.attempt import Advance, check_finite, heard_of
@@ -135,6 +135,8 @@ class PairRounds:
     """One node's pairs: it holds `state` and advances it.
 
     Args:
+        seed: of the run.
+        last: the last round of the run.
         state: this site's last state.
         nonce: returns a fresh name for an announcement.
 
@@ -150,21 +152,17 @@ class PairRounds:
     def __init__(
         self,
         tools: PairTools,
-        run: PairRun,
+        seed: int,
+        last: int,
         state: OuterState,
         nonce: Callable[[], bytes] = lambda: secrets.token_bytes(16),
     ) -> None:
-        self.node = tools.node
-        self.state = state
-        self.saved = state.round
-        self.sites = 1
-        self.last_error = ""
-        self.spread = math.nan
-        self.times = Times()
-        self._tools, self._run, self._nonce = tools, run, nonce
+        self.node, self.state, self.saved = tools.node, state, state.round
+        self.sites, self.last_error, self.spread, self.times = 1, "", math.nan, Times()
+        self._tools, self._last, self._nonce = tools, last, nonce
         self._roster, self._carrier = tools.roster, tools.carrier
         self.standing = tools.standing
-        self._rendezvous = Rendezvous(self._carrier, tools.standing, run.seed, lambda: self.state.round, tools.news)
+        self._rendezvous = Rendezvous(self._carrier, tools.standing, seed, lambda: self.state.round, tools.news)
         self._ahead = Prefetch(
             self._carrier, self._roster, self._rendezvous.expected, lambda: self.state, tools.codec, tools.chunk
         )
@@ -225,7 +223,7 @@ class PairRounds:
         """
         reached, pulse = self.standing.reached(), self._roster.pulse_of(self._rendezvous.expected(number))
         waits = pulse is not None and pulse.round < number
-        return number if reached <= number or waits else min(reached + 1, self._run.last)
+        return number if reached <= number or waits else min(reached + 1, self._last)
 
     def sources(self) -> list[str]:
         """The sites from whose states this site should continue, if there are any: see gossip/catch_up.py."""
@@ -393,7 +391,7 @@ class PairRounds:
     def _tell(self) -> None:
         """Tell all sites that a round is over, and send the next partner our anchor, without waiting for anyone."""
         self._roster.tell()
-        if needs_anchors(self._tools.rates) and self.state.round < self._run.last:
+        if needs_anchors(self._tools.rates) and self.state.round < self._last:
             self._ahead.begin(self.coming())
 
 

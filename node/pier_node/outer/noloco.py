@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -66,14 +65,6 @@ def noloco_step(
 
 
 PAIR = 2
-
-
-@dataclass(frozen=True)
-class PairRun:
-    """The seed and the last round of a run of pairs."""
-
-    seed: int
-    last: int
 
 
 def epoch_of(nodes: Iterable[str]) -> bytes:

@@ -24,7 +24,7 @@ from pier_node.outer.codec.interface import Codec, Plain
 from pier_node.outer.mean import Mean, Update, Weighing, norm_limit, weighted_mean
 from pier_node.outer.state import ANCHOR, OuterState, distance, l2_norm
 from pier_node.rounds.commitments import Cast, Journal, Promises
-from pier_node.rounds.double_votes import remembers
+from pier_node.rounds.double_votes import VoteBook, remembers
 from pier_node.rounds.means import Means
 from pier_node.rounds.proofs import Proofs, plan_name
 from pier_node.rounds.quorum import has_quorum, needed, order
@@ -32,7 +32,6 @@ from pier_node.rounds.reduce import CHUNK, Codes, Plan, Reduction
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.rounds.suspects import NOBODY, Suspicion
-from pier_node.rounds.vote_book import VoteBook
 from pier_node.rounds.witness import Ask
 from pier_node.wire.carrier import ABORT, VOTE, BadMessage, Carrier, Chunk, Method, PeerLost, Q
 from pier_proto.v1 import peer_pb2 as pb
@@ -398,15 +397,11 @@ class Streams:
         first = await anext(chunks, None)
         if first is None:
             raise BadMessage("an empty stream")
-        reduction = await self._reduction_of(first)
-        await reduction.take(sender, first, chunks)
-
-    async def _reduction_of(self, first: Chunk) -> Reduction:
         await heard_of("attempt", self._news, lambda: self._is_stale(first) or self._current(first) is not None)
         reduction = self._current(first)
         if reduction is None:
             raise BadMessage("that attempt is over")
-        return reduction
+        await reduction.take(sender, first, chunks)
 
     def _current(self, first: Chunk) -> Reduction | None:
         attempt = self._attempt()

@@ -23,16 +23,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Collection,
-    Coroutine,
-    Iterable,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -133,7 +124,7 @@ class Tries:
         return sorted(peers, key=self._failures.__getitem__)
 
     @asynccontextmanager
-    async def another(self, peers: Sequence[str]) -> AsyncIterator[float]:
+    async def another(self, peers: Sequence[str]) -> AsyncGenerator[float]:
         """A try that asks these peers; yields its patience, in seconds, for a state that not all of them have."""
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -419,7 +410,7 @@ class _Transfer:
         if owed:
             raise PeerLost(peer, f"it ended a stream {len(owed)} pieces early")
 
-    async def _chunks(self, peer: str, request: FetchRequest) -> AsyncGenerator[Chunk, None]:
+    async def _chunks(self, peer: str, request: FetchRequest) -> AsyncGenerator[Chunk]:
         """A peer's stream; a silent peer times out. Raises PeerLost."""
         stream = self._carrier.pull(peer, request)
         try:

@@ -6,6 +6,8 @@ node votes once in a ballot, and its later vote names the earlier one. Two votes
 before everyone, whatever else the two sides believe. The proof is as good from any site as from the one that found it,
 so no authority is needed. Convicted nodes are kept on disk, excluded at once, and made known to all sites.
 
+The VoteBook counts the votes of the coming round: who voted for what in which ballot, and who voted for two things.
+
 Disputes find sites that hold a different history of the run than this one. Atomic rounds give all sites one history. If
 there are two, a member voted on both sides of a partition. This site asks a peer for its links (proofs.py) if the
 peer's pulse names a different digest for a round that this site has, or if the peer cannot prove from here that it is
@@ -17,18 +19,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pier_node.base import durable
+from pier_node.config.run import SITES
+from pier_node.rounds.commitments import BallotName
 from pier_node.rounds.proofs import TIMEOUT, ProgressChecks, Proofs, follow
 from pier_node.rounds.quorum import order
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.wire.bounds import DOUBLE_VOTES, parse
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, PeerLost
-from pier_proto.v1.peer_pb2 import Ballot, DoubleVote, Link, Pulse, Ready, StateRequest, Vote
+from pier_proto.v1.peer_pb2 import Ballot, DoubleVote, Link, Pulse, Ready, Signed, StateRequest, Value, Vote
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +78,57 @@ def remembers(vote: Vote, ready: Ready) -> bool:
     voted = ready.HasField("voted")
     prior, digest = (ready.voted_in, ready.voted.digest) if voted else (Ballot(), b"")
     return vote.HasField("prior") == voted and vote.prior == prior and vote.prior_digest == digest
+
+
+class VoteBook:
+    """The votes of the coming round that have arrived, including those of attempts that we have not heard of yet.
+
+    It keeps the newest few of each sender: a sender of many votes pushes out only its own.
+    """
+
+    EACH = 4
+    """Number of votes kept per sender."""
+
+    def __init__(self) -> None:
+        self._votes: dict[str, dict[BallotName, tuple[Vote, Signed]]] = {}
+
+    def of(self, ballot: Ballot) -> dict[str, Vote]:
+        """Votes in a ballot, by node."""
+        name = order(ballot)
+        return {node: votes[name][0] for node, votes in self._votes.items() if name in votes}
+
+    def signed(self, ballot: Ballot, group: Iterable[str]) -> list[Signed]:
+        """The votes of these members in a ballot, as they signed them."""
+        return [self._votes[node][order(ballot)][1] for node in group]
+
+    def count(self, vote: Vote, signed: Signed, welcome: Collection[str]) -> DoubleVote | None:
+        """Note a vote. When the book is full, unwelcome senders make room for welcome ones.
+
+        Returns a proof that the node lies, if this vote contradicts one of its earlier votes.
+        """
+        if vote.node not in self._votes and len(self._votes) >= SITES:
+            strangers = self._votes.keys() - welcome
+            if vote.node not in welcome or not strangers:
+                return None
+            del self._votes[strangers.pop()]
+        votes = self._votes.setdefault(vote.node, {})
+        against = [its for earlier, its in votes.values() if contradict(earlier, vote)]
+        votes.setdefault(order(vote.ballot), (vote, signed))  # the first counts: a link may rest on it already
+        if len(votes) > self.EACH:
+            del votes[min(votes)]
+        return DoubleVote(one=against[0], other=signed) if against else None
+
+    def refutation(self, ballot: Ballot, value: Value) -> Signed | None:
+        """A vote that refutes a result: by a member of the attempt that computed it, for another; None if none does."""
+        if order(ballot) != order(value.origin):
+            return None
+        votes = self.of(ballot)
+        others = [node for node in value.members if node in votes and votes[node].digest != value.digest]
+        return self.signed(ballot, others[:1])[0] if others else None
+
+    def clear(self) -> None:
+        """Forget all votes: the round is over."""
+        self._votes.clear()
 
 
 VOTED_TWICE = "voted for two results of one round, as only a site does that lies or has lost its journal"

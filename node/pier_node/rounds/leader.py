@@ -241,11 +241,12 @@ class Leader:
         self._learn_from_failure(group, view)
         members = sorted(group)
         chosen = [readies[node] for node in members]
+        shards = zip(chosen, _shards(chosen, view), strict=True)
         proposal = Proposal(
             verdict=Proposal.VERDICT_GO,
             round=self._round,
             ballot=quorum.next_ballot(chosen, self._node),
-            shares=[_share(ready, *shard) for ready, shard in zip(chosen, _shards(chosen, view), strict=True)],
+            shares=[Share(node=it.node, tokens=it.tokens, norm=it.norm, offset=at, length=n) for it, (at, n) in shards],
             readies=[self._arrivals[node].signed for node in members],
         )
         decision = quorum.choose_value(chosen, self._voters(group), self._statements.convicted)
@@ -295,10 +296,6 @@ def _shards(readies: Sequence[Ready], view: LeaderView) -> list[tuple[int, int]]
     owned = dict(zip(owners, split(view.length, [rates[node] for node in owners]), strict=True))
     lengths = [owned.get(node, (0, 0))[1] for node in rates]
     return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
-
-
-def _share(ready: Ready, offset: int, length: int) -> Share:
-    return Share(node=ready.node, tokens=ready.tokens, norm=ready.norm, offset=offset, length=length)
 
 
 def read_announcement(signed: Signed, statements: Statements) -> quorum.Announcement:

@@ -81,15 +81,11 @@ def follow(trusted: Trusted, link: Link, statements: Statements) -> Trusted:
     plan = plan_name(link.base, link.ballot, group, link.members)
     if any((it.round, it.digest, it.ballot, it.plan) != (link.round, link.digest, link.ballot, plan) for it in votes):
         raise BadMessage(f"a proof of round {link.round} with votes for something else")
-    if not has_quorum(_carried(votes, link, statements), base):
-        raise BadMessage(f"a proof of round {link.round} without a majority of the members of round {trusted.round}")
-    return _proven(link)
-
-
-def _carried(votes: Iterable[Vote], link: Link, statements: Statements) -> frozenset[str]:
     handovers = [statements.read(Handover, signed) for signed in link.handovers]
     relevant = [it for it in handovers if it.round + 1 == link.round and it.base == link.base]
-    return carried([vote.node for vote in votes], relevant)
+    if not has_quorum(carried([vote.node for vote in votes], relevant), base):
+        raise BadMessage(f"a proof of round {link.round} without a majority of the members of round {trusted.round}")
+    return _proven(link)
 
 
 def alone(state: OuterState, base: bytes, statements: Statements) -> Link:

@@ -214,12 +214,8 @@ class Reduction:
         faults: Faults = NO_FAULTS,
         rule: Mean = weighted_mean,
     ) -> None:
-        self._carrier = carrier
-        self._faults = faults
-        self._plan = plan
-        self._update = update
-        self._mean = mean
-        self._codec, self._rule = codec, rule
+        self._carrier, self._plan, self._update, self._mean = carrier, plan, update, mean
+        self._codec, self._faults, self._rule = codec, faults, rule
         self._slow = codec.lossy or rule is not weighted_mean
         self._weights, self.clips = plan.weights(), plan.clips()
         self.codes: dict[int, Buffer] = {}

@@ -118,11 +118,8 @@ class Roster:
     def __init__(
         self, carrier: Carrier, pulse: Callable[[], Pulse], interval: float = 1.0, signer: Signer | None = None
     ) -> None:
-        self.node = carrier.node
-        self._carrier = carrier
-        self._pulse = pulse
-        self._interval = interval
-        self._signer = signer
+        self.node, self._carrier = carrier.node, carrier
+        self._pulse, self._interval, self._signer = pulse, interval, signer
         self.contacts: dict[str, Contact] = {}
         self.barred: set[str] = set()
         self.forgotten = 0

@@ -30,10 +30,7 @@ class Suspicion(Exception):
 
     def __init__(self, node: str, reason: str, mute: bool = False, told: Collection[str] = ()) -> None:
         super().__init__(f"{node}: {reason}" if node else reason)
-        self.node = node
-        self.reason = reason
-        self.mute = mute
-        self.told = told
+        self.node, self.reason, self.mute, self.told = node, reason, mute, told
 
 
 class Behind(Exception):

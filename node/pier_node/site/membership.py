@@ -16,7 +16,6 @@ from pier_node.gossip.pair_rounds import PairRounds
 from pier_node.gossip.standing import Standing
 from pier_node.outer.codec import codec
 from pier_node.outer.mean import ONE_EACH, trimmed_mean, weighing, weighted_mean
-from pier_node.outer.noloco import PairRun
 from pier_node.outer.schedule import synced, total_rounds
 from pier_node.outer.state import OuterState
 from pier_node.pipeline.vote_state import ONE_RESULT
@@ -168,4 +167,4 @@ def pairs_of_two(site: Joined, state: OuterState) -> PairRounds:
         faults=site.settings.faults,
         weighing=partial(weighing, config),
     )
-    return PairRounds(tools, PairRun(config.run.seed, total_rounds(config)), state)
+    return PairRounds(tools, config.run.seed, total_rounds(config), state)
