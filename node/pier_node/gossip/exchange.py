@@ -128,11 +128,9 @@ class Swap:
             await self._received.wait()
 
     async def _until_broken(self) -> NoReturn:
-        """Raise Suspicion once the partner's stream has failed."""
         raise await asyncio.shield(self._broken)
 
     async def _watch(self) -> NoReturn:
-        """Raise Suspicion once nothing has moved for too long."""
         loop, plan = asyncio.get_running_loop(), self._plan
         began = loop.time()
         while True:

@@ -55,7 +55,7 @@ class Merge:
     def __init__(self, carrier: Carrier, standing: Standing, state: OuterState, rounds: Rounds) -> None:
         self._carrier, self._roster, self._standing, self._node = carrier, standing.roster, standing, carrier.node
         self._state, self._rounds = state, rounds
-        carrier.serve_push(rounds.streams.take)
+        carrier.serve_push(rounds.take_stream)
         self.members_loss = math.nan
 
     async def run(self) -> OuterState | None:

@@ -1,14 +1,13 @@
 """One attempt at a round: exchange, stage, vote, and wait for everyone's votes.
 
-It ends in a decided shadow or in a Suspicion, and changes nothing by itself. Incoming streams are routed to the attempt
-that they belong to: a stream may arrive a moment before our own proposal does.
+It ends in a decided shadow or in a Suspicion, and changes nothing by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
@@ -33,7 +32,7 @@ from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.rounds.witness import Ask
-from pier_node.wire.carrier import ABORT, VOTE, BadMessage, Carrier, Chunk, Method, PeerLost, Q
+from pier_node.wire.carrier import ABORT, VOTE, BadMessage, Carrier, Method, PeerLost, Q
 from pier_proto.v1 import peer_pb2 as pb
 
 T = TypeVar("T")
@@ -378,32 +377,3 @@ async def heard_of(what: str, news: Signal, settled: Callable[[], bool]) -> None
             await news.until(settled)
     except TimeoutError as error:
         raise BadMessage(f"no such {what}") from error
-
-
-class Streams:
-    """Receives the streams that members push.
-
-    Args:
-        news: notified when another attempt is under way.
-        attempt: returns the attempt that is under way now.
-        is_stale: whether the stream that opens with this chunk belongs to an attempt that is over.
-    """
-
-    def __init__(self, news: Signal, attempt: Callable[[], Attempt | None], is_stale: Callable[[Chunk], bool]) -> None:
-        self._news, self._attempt, self._is_stale = news, attempt, is_stale
-
-    async def take(self, sender: str, chunks: AsyncIterator[Chunk]) -> None:
-        """Receive a stream to its end. Raises BadMessage."""
-        first = await anext(chunks, None)
-        if first is None:
-            raise BadMessage("an empty stream")
-        await heard_of("attempt", self._news, lambda: self._is_stale(first) or self._current(first) is not None)
-        reduction = self._current(first)
-        if reduction is None:
-            raise BadMessage("that attempt is over")
-        await reduction.take(sender, first, chunks)
-
-    def _current(self, first: Chunk) -> Reduction | None:
-        attempt = self._attempt()
-        here = attempt is not None and (attempt.round, attempt.ballot) == (first.round, first.ballot)
-        return attempt.reduction if attempt and here else None

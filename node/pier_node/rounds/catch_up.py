@@ -256,15 +256,12 @@ class _Transfer:
 
     async def run(self, tries: Tries, progress: Progress) -> Fetched:
         """Fetch the state. Raises PeerLost."""
-        trust = self._wanted.trust
-        target = await self._choose()
+        target, trust = await self._choose(), self._wanted.trust
         if tries.means is not None:
             await self._take_missed_steps(tries, tries.means, target)
-        tensors = await self._state(target, tries.partial, progress)
-        state = target.build(tensors)
-        proof = trust.links if trust else ()
+        state = target.build(await self._state(target, tries.partial, progress))
         await asyncio.to_thread(lambda: state.norm)
-        return Fetched(state, proof)
+        return Fetched(state, trust.links if trust else ())
 
     async def _choose(self) -> Description:
         """Choose the state to fetch: the first good description. Raises PeerLost."""

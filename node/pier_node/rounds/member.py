@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -23,13 +23,13 @@ from pier_node.base.tracing import span
 from pier_node.outer.mean import Update
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Times
-from pier_node.rounds.attempt import Advance, Attempt, Streams, Tools, check_finite
+from pier_node.rounds.attempt import Advance, Attempt, Tools, check_finite, heard_of
 from pier_node.rounds.commitments import Promises, Superseded
 from pier_node.rounds.double_votes import Disputes
 from pier_node.rounds.leader import BUSY, POLL, Leader, LeaderView, read_announcement, waiting_level
 from pier_node.rounds.proofs import ProgressChecks, Trust, Trusted, alone
 from pier_node.rounds.quorum import flaw, has_quorum, leader_of, order
-from pier_node.rounds.reduce import Codes
+from pier_node.rounds.reduce import Codes, Reduction
 from pier_node.rounds.suspects import Behind, Involved, Standstill, Suspects, Suspicion
 from pier_node.rounds.witness import Ask, gift, vote_of_witness
 from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, Chunk, PeerLost
@@ -87,8 +87,7 @@ class Rounds:
         self._carrier.serve(GATHER, self.leader.gather)
         self._carrier.serve(VOTE, self._take_vote)
         self._carrier.serve(ABORT, self._take_abort)
-        self.streams = Streams(tools.news, lambda: self._attempt, self._is_stale)
-        self._carrier.serve_push(self.streams.take)
+        self._carrier.serve_push(self.take_stream)
 
     def offer(self, number: int, shadow: bool) -> OuterState | None:
         """What a peer may fetch from us: the last committed state (by its number, or 0), or the next round's shadow."""
@@ -405,8 +404,23 @@ class Rounds:
             attempt.abort(sender, notice)
         return Ack()
 
+    async def take_stream(self, sender: str, chunks: AsyncIterator[Chunk]) -> None:
+        """Receive a stream that a member pushes, maybe a moment before our own proposal arrives. Raises BadMessage."""
+        first = await anext(chunks, None)
+        if first is None:
+            raise BadMessage("an empty stream")
+        await heard_of("attempt", self._tools.news, lambda: self._is_stale(first) or self._reduction(first) is not None)
+        if (reduction := self._reduction(first)) is None:
+            raise BadMessage("that attempt is over")
+        await reduction.take(sender, first, chunks)
+
+    def _reduction(self, first: Chunk) -> Reduction | None:
+        """The exchange under way that a stream belongs to."""
+        attempt = self._attempt
+        here = attempt is not None and (attempt.round, attempt.ballot) == (first.round, first.ballot)
+        return attempt.reduction if attempt and here else None
+
     def _is_stale(self, first: Chunk) -> bool:
-        """Whether a stream belongs to an attempt that is over."""
         return first.round <= self.state.round or order(first.ballot) < self.promises.now.promised
 
     # --- how a round ends ----------------------------------------------------------------------

@@ -229,7 +229,6 @@ def _by_giver(handovers: Iterable[Handover]) -> dict[str, list[Handover]]:
 
 
 def _holder(vote: str, gifts: Mapping[str, Sequence[Handover]]) -> str:
-    """The site where a vote's path ends."""
     way = _way(vote, gifts)
     return way[-1].heir if way else vote
 

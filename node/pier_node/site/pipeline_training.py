@@ -149,7 +149,7 @@ class PipelineTraining:
         self._position = Position(config, rounds)
         self._routing = Routing(tools, self._planner, stage_state, self._position, self._news)
         under_way, over = (lambda: self._attempt), lambda: self._rounds.state.round
-        take, begun = rounds.streams.take, lambda: self._begun_last
+        take, begun = rounds.take_stream, lambda: self._begun_last
         self._dispatch = Dispatch(self._carrier, take, under_way, begun, over, self._news)
         StateSharing(self._carrier, rounds, stage_state, stages)
         length = vote_state.length(stages)
