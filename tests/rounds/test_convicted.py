@@ -9,7 +9,7 @@ from rounds.cases import ballot, link
 from simulation.statements import MemoryProofs, PlainStatements
 
 from pier_node.rounds.double_votes import CONVICTED_FILE, Convicted
-from pier_node.wire.bounds import check
+from pier_node.wire.bounds import RULES
 from pier_node.wire.carrier import BadMessage
 from pier_proto.v1.peer_pb2 import DoubleVote, Vote
 
@@ -65,6 +65,6 @@ def test_a_damaged_file_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 def test_a_proof_is_within_the_bounds_of_a_message() -> None:
-    check(double(A))
+    RULES.check(double(A))
     with pytest.raises(BadMessage):
-        check(DoubleVote(one=double(A).one))
+        RULES.check(DoubleVote(one=double(A).one))

@@ -17,7 +17,7 @@ from pier_node.outer.state import OuterState
 from pier_node.pipeline.vote_state import ONE_RESULT
 from pier_node.rounds.deadline import COMING
 from pier_node.rounds.leader import BUSY, POLL, Leader, LeaderView
-from pier_node.wire.bounds import check
+from pier_node.wire.bounds import RULES
 from pier_node.wire.carrier import BadMessage
 from pier_proto.v1.peer_pb2 import Handover, Phase, Proposal, Ready, Signed, Value
 
@@ -253,12 +253,12 @@ def test_a_leader_that_misses_many_sites_says_so_in_few_words() -> None:
     async def few(desk: Desk) -> None:
         answer = await desk.ask(ready(names[0]))
         assert answer.reason.startswith(f"no majority of the last round's members is here; absent: {names[1]}, ")
-        check(answer)
+        RULES.check(answer)
 
     async def blocked(desk: Desk) -> None:
         answer = await desk.ask(ready(names[0], voted=result, voted_in=result.origin))
         assert answer.reason.startswith(f"a result may have been committed by sites that are not here: {names[1]}, ")
-        check(answer)
+        RULES.check(answer)
 
     at_desk(few, node=names[0], present=names[:1], base=names)
     at_desk(blocked, node=names[0], present=names[:1], base=names[:1])

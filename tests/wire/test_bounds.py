@@ -34,7 +34,7 @@ from wire.samples import (
 )
 
 from pier_node.config.run import SITES
-from pier_node.wire.bounds import FIELDS, STATEMENT, check, parse
+from pier_node.wire.bounds import FIELDS, RULES, STATEMENT, parse
 from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
 from pier_node.wire.rules import FRAGMENTS, REVOKED, RUN_CONFIG
 from pier_proto.v1 import peer_pb2, stream_pb2
@@ -76,7 +76,7 @@ def test_there_is_a_rule_for_every_field_of_every_message() -> None:
 
 @pytest.mark.parametrize("message", SAMPLES, ids=lambda message: type(message).__name__)
 def test_what_is_within_bounds_arrives(message: Message) -> None:
-    check(message)
+    RULES.check(message)
     raw = message.SerializeToString(deterministic=True)
     assert parse(type(message), raw).SerializeToString(deterministic=True) == raw
 
@@ -102,7 +102,7 @@ def test_there_is_a_sample_of_every_message() -> None:
     ],
 )
 def test_the_edges_are_within(message: Message) -> None:
-    check(message)
+    RULES.check(message)
 
 
 BEYOND = [
@@ -237,7 +237,7 @@ def test_bytes_that_are_no_message_are_refused() -> None:
 @given(raw=st.binary(max_size=300))
 def test_any_bytes_arrive_or_are_refused(kind: type[Message], raw: bytes) -> None:
     with suppress(BadMessage):
-        check(parse(kind, raw))
+        RULES.check(parse(kind, raw))
 
 
 @kinds
@@ -250,9 +250,9 @@ def test_any_damage_arrives_or_is_refused(kind: type[Message], data: st.DataObje
     for _ in range(data.draw(st.integers(1, 3)) if raw else 0):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     with suppress(BadMessage):
-        check(parse(kind, bytes(raw)))
+        RULES.check(parse(kind, bytes(raw)))
 
 
 def test_a_type_that_is_not_ours_is_a_mistake_in_the_program() -> None:
     with pytest.raises(KeyError):
-        check(Manifest.LedgerEntry())
+        RULES.check(Manifest.LedgerEntry())

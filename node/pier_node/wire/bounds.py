@@ -288,11 +288,6 @@ RULES = rules.Rules(
 )
 
 
-def check(message: Message) -> None:
-    """Raise BadMessage, naming the field, its value and what is allowed, unless a message is within all bounds."""
-    RULES.check(message)
-
-
 def parse(kind: type[M], raw: bytes) -> M:
     """Parse and check a message of this kind. Raises BadMessage."""
     return RULES.parse(kind, raw)

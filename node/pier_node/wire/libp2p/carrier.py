@@ -70,9 +70,17 @@ class Link:
         """Stream chunks, and `count` their payload bytes; return once the peer took them all. Raises PeerLost."""
         _, peer = await self._connected()
         async with self._stream(peer, EXCHANGE) as stream:
-            verdict = unwatched(stream.receive(0))
+            verdict, whole = unwatched(stream.receive(0)), False
             try:
-                whole = await _poured(chunks, stream, verdict, count)
+                with suppress(CutOff):  # the verdict says why
+                    async for chunk in chunks:
+                        if verdict.done():
+                            break
+                        await stream.send(Kind.MESSAGE, chunk.encoded())
+                        count(len(chunk.data))
+                    else:
+                        await stream.send(Kind.END)
+                        whole = True
                 kind, reason = await verdict
             finally:
                 await cancel_and_wait(verdict)
@@ -209,24 +217,6 @@ class Link:
     @property
     def _name(self) -> str:
         return self.node or self.address
-
-
-async def _poured(
-    chunks: AsyncIterator[Chunk],
-    stream: Stream,
-    verdict: asyncio.Task[tuple[Kind, bytes]],
-    count: Callable[[int], None],
-) -> bool:
-    """Send chunks until the peer has answered; return whether all of them were sent."""
-    with suppress(CutOff):  # the verdict says why
-        async for chunk in chunks:
-            if verdict.done():
-                return False
-            await stream.send(Kind.MESSAGE, chunk.encoded())
-            count(len(chunk.data))
-        await stream.send(Kind.END)
-        return True
-    return False
 
 
 class HivemindCarrier(SiteCarrier):

@@ -181,13 +181,11 @@ async def _messages(sender: str, stream: Stream) -> AsyncGenerator[bytes]:
 
 
 async def _until_gone(stream: Stream) -> NoReturn:
-    """Raises CutOff once the caller has gone away."""
     await stream.gone()
     raise CutOff
 
 
 def _told(error: Exception) -> tuple[Kind, bytes]:
-    """The frame that tells a caller what went wrong."""
     known = isinstance(error, (*_REFUSALS, PeerLost))
     reason = str(error) if known else f"it failed to answer, see its log: {type(error).__name__}"
     return Kind.REFUSED if isinstance(error, _REFUSALS) else Kind.FAILED, brief(reason).encode()
