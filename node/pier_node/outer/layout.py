@@ -35,32 +35,27 @@ def shapes(config: ModelSection) -> Named:
     for index in range(config.layers):
         for name, shape in _block(config):
             yield f"blocks.{index}.{name}", shape
-    yield from _norm(config, "norm")
+    yield from _layer(config, "norm", config.dim)
     if not config.tie_embeddings:
         yield "head.weight", (config.vocab_size, config.dim)
 
 
 def _block(config: ModelSection) -> Named:
     dim, shared, wide = config.dim, config.kv_heads * config.dim // config.heads, config.ffn_dim
-    yield from _norm(config, "attention_norm")
+    yield from _layer(config, "attention_norm", dim)
     for name, rows in (("query", dim), ("key", shared), ("value", shared), ("output", config.written)):
-        yield from _linear(config, f"attention.{name}", rows, dim)
-    yield from _norm(config, "mlp_norm")
+        yield from _layer(config, f"attention.{name}", rows, dim)
+    yield from _layer(config, "mlp_norm", dim)
     for name in ("gate", "up") if config.form == "llama" else ("up",):
-        yield from _linear(config, f"mlp.{name}", wide, dim)
-    yield from _linear(config, "mlp.down", config.written, wide)
+        yield from _layer(config, f"mlp.{name}", wide, dim)
+    yield from _layer(config, "mlp.down", config.written, wide)
 
 
-def _linear(config: ModelSection, name: str, rows: int, columns: int) -> Named:
-    yield f"{name}.weight", (rows, columns)
+def _layer(config: ModelSection, name: str, *shape: int) -> Named:
+    """A norm, or a linear layer of rows and columns."""
+    yield f"{name}.weight", shape
     if config.form == "gpt2":
-        yield f"{name}.bias", (rows,)
-
-
-def _norm(config: ModelSection, name: str) -> Named:
-    yield f"{name}.weight", (config.dim,)
-    if config.form == "gpt2":
-        yield f"{name}.bias", (config.dim,)
+        yield f"{name}.bias", shape[:1]
 
 
 @dataclass(frozen=True)

@@ -336,11 +336,9 @@ class Joint(ABC, Generic[T_co]):
     # --- the end ---------------------------------------------------------------------------------
 
     async def _until_broken(self) -> NoReturn:
-        """Raises Suspicion once the attempt is dropped."""
         raise await asyncio.shield(self._broken)
 
     async def _watch(self) -> NoReturn:
-        """Raises Suspicion once a site of the plan is gone."""
         roster = self._tools.roster
         while True:
             for node in self.plan.stages:

@@ -158,11 +158,6 @@ class Routing:
         planning = (here & voted.electors) - self._idle.of(self._position.coming)
         return leader_of(planning or here, voted.electors)
 
-    @property
-    def _meets(self) -> bool:
-        """Whether the next round is an outer round of the replicas."""
-        return self._position.turn is Turn.MEET
-
     def _here(self, late: bool = False) -> dict[str, Pulse]:
         """Live sites that have the round before the next one; `late`: also those that will have it in a moment."""
         at, waits = self._position.coming - 1, late and asyncio.get_running_loop().time() < self._late_after
@@ -228,7 +223,8 @@ class Routing:
         self._learn(number, voted.steps)
         pulses = self._trusted(number, voted)
         try:
-            message = await self._planner.plan(number, voted, pulses, self._roster.round_trips(), self._meets)
+            meets = self._position.turn is Turn.MEET
+            message = await self._planner.plan(number, voted, pulses, self._roster.round_trips(), meets)
         except Lacking as lacking:
             if str(lacking) != self.lacking:
                 log.warning("round %d waits: %s", number, lacking)
@@ -302,7 +298,7 @@ class Routing:
         number, voted = self._open, self._position.voted
         if plan.round != number or message.step != voted.steps:
             raise BadMessage(f"a plan of round {plan.round} after {message.step} steps: this site is at {number}")
-        if plan.message.meet != self._meets:
+        if plan.message.meet != (self._position.turn is Turn.MEET):
             raise BadMessage(f"an iteration where replicas meet, or the reverse, in round {plan.round}")
         if self._settled(number):
             raise BadMessage("this site has a plan for that round already, or has done without one")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -224,7 +224,10 @@ class Planner:
         fresh = {node: stage for node, stage in given.items() if voted.versions[stage] == 0}
         well |= {node: Place(stage=stage, memory=self._section.memory) for node, stage in fresh.items()}
         self._require_enough(well, places, meet)
-        _require_electors(well, voted.electors & pulses.keys())
+        electors = voted.electors & pulses.keys()  # if others are gone, they cost an empty round at most
+        if not can_decide(well, electors):
+            behind = ", ".join(sorted(electors - well.keys()))
+            raise Lacking(f"most of the sites that took the last step lack it now, and must catch up first: {behind}")
         well = dict(sorted(well.items()))
         there = Participants({node: place.stage for node, place in well.items()}, well, round_trips)
         plan = None if meet else await self._planned(round, voted.steps, there)
@@ -323,17 +326,6 @@ class Planner:
                 given[node] = min(stages, key=done)
                 sites.append((given[node], usual))
         return given
-
-
-def _require_electors(well: Mapping[str, Place], electors: Collection[str]) -> None:
-    """Raise Lacking unless those that have the last step of their stages are enough for another one to count.
-
-    Args:
-        electors: those that are here; the others cost an empty round at most.
-    """
-    if not can_decide(well, electors):
-        behind = ", ".join(sorted({*electors} - {*well}))
-        raise Lacking(f"most of the sites that took the last step lack it now, and must catch up first: {behind}")
 
 
 def _admit(message: IterationPlan, given: Mapping[str, int]) -> None:

@@ -116,11 +116,6 @@ class Stage:
         """Reset. These microbatches will arrive, and their gradients are summed in this order."""
         self._now = _Iteration([*microbatches])
 
-    @property
-    def summed(self) -> int:
-        """Number of microbatches whose gradients are in the sum."""
-        return self._now.summed
-
     def embed(self, microbatch: int, tokens: Tensor) -> Tensor:
         """Forward of a new microbatch at stage 0: [sequences, time] token ids -> [sequences, time, channels]."""
         here = tokens.to(self._device)
@@ -156,8 +151,8 @@ class Stage:
     def mean_gradient(self, out: Tensor) -> None:
         """Write the mean over the microbatches of this site to a vector, shape [parameters of the stage]."""
         out.zero_()
-        if self.summed:
-            self.layout.store({name: total / self.summed for name, total in self._now.total.items()}, out)
+        if summed := self._now.summed:
+            self.layout.store({name: total / summed for name, total in self._now.total.items()}, out)
 
     def _taken(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What came from another stage: the channels that blocks write to, and token ids if these are not all."""

@@ -25,10 +25,9 @@ def codec(name: str, density: int = DENSITY) -> Codec:
     """The codec with this name; a sparse one keeps one value in `density`. Raises PierError."""
     if name in SPARSE and density != DENSITY:
         return TopK(name, SPARSE[name], density)
-    try:
-        return CODECS[name]
-    except KeyError:
-        raise PierError(f"there is no codec {name!r}", f"Use one of {', '.join(CODECS)}.") from None
+    if name not in CODECS:
+        raise PierError(f"there is no codec {name!r}", f"Use one of {', '.join(CODECS)}.")
+    return CODECS[name]
 
 
 def of_means(used: Codec, members: int, length: int) -> Codec | None:

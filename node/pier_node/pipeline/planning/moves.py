@@ -272,7 +272,6 @@ def _exchange_within(paths: Ints, dice: Dice, a: int) -> None:
 
 @compiled
 def _rename(paths: Ints, x: int, y: int) -> None:
-    """Two sites swap places in every path."""
     for row in range(paths.shape[0]):
         for index in range(paths.shape[1]):
             if paths[row, index] == x:
@@ -283,7 +282,6 @@ def _rename(paths: Ints, x: int, y: int) -> None:
 
 @compiled
 def _sort(stage: Ints, paths: Ints, row: int) -> None:
-    """Sort the sites of a path by their stages."""
     for index in range(2, paths.shape[1]):
         site, place = paths[row, index], index
         while place > 1 and stage[paths[row, place - 1]] > stage[site]:

@@ -7,6 +7,7 @@ The policies are: every stage ("full"), some stages on planned paths ("skip"), a
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal
@@ -29,14 +30,12 @@ def full_pipeline(problem: Problem) -> Problem:
     """
     sizes = stage_sizes(len(problem.sites), problem.stages, problem.stages)
     most = min(problem.microbatches, 4 * problem.waves * problem.stages)
+    full = replace(problem, stage_sizes=sizes, path_length=problem.stages, rules=Rules(max_jump=1))
     for waves in range(problem.waves, most):
-        full = replace(problem, stage_sizes=sizes, path_length=problem.stages, waves=waves, rules=Rules(max_jump=1))
-        try:
-            random_plan(full, 0)
-        except PierError:
-            continue
-        return full
-    return replace(problem, stage_sizes=sizes, path_length=problem.stages, waves=most, rules=Rules(max_jump=1))
+        with suppress(PierError):
+            random_plan(wider := replace(full, waves=waves), 0)
+            return wider
+    return replace(full, waves=most)
 
 
 FULL, SKIP = "full pipeline", "skip"

@@ -401,7 +401,6 @@ def search(
 
 
 def _courses(problem: Problem, way: Sequence[Phase], seconds: float) -> Iterator[Course]:
-    """The slices of a search, SLICES in total."""
     tasks = problem.microbatches * (2 * problem.path_length + 1)
     simulation = tasks * (FIXED_COST + len(problem.sites) / 2)
     estimate = tasks * ESTIMATE_COST / (problem.waves if equal_waves(problem) else 1)

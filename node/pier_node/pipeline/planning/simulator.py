@@ -168,7 +168,6 @@ def _changed(sites: Ints, site: int) -> None:
 
 @inlined
 def _take(sites: Ints, cases: Ints, queue: Ints, length: int, site: int) -> int:
-    """Take the task to serve next out of the queue."""
     now, room = sites[DUE, site], sites[PLACES, site] > 0
     best, chosen, place = NEVER, 0, 0
     for index in range(sites[WAITING, site]):
