@@ -24,12 +24,7 @@ R = TypeVar("R")
 
 
 class Compiler:
-    """Compiles the functions of some source files.
-
-    Args:
-        name: of their cache folders.
-        sources: all files whose code is compiled.
-    """
+    """Compiles the functions of some source files."""
 
     def __init__(self, name: str, sources: Iterable[Path]) -> None:
         code = b"".join(file.read_bytes() for file in sorted(sources))

@@ -33,11 +33,7 @@ PIECE = 1 << 24
 
 
 class Memory:
-    """Shared memory that this process maps.
-
-    Attributes:
-        array: all of it.
-    """
+    """Shared memory that this process maps."""
 
     def __init__(self, file: int, length: int) -> None:
         self._file = file

@@ -39,7 +39,6 @@ class CatchUpInPairs:
         Args:
             sources: returns the sites from whose states to continue, as of now, in the order in which to ask them.
                 They are taken as they are: whether they have standing is for the caller to say.
-            own: this site's state.
         """
         tries: dict[str, Tries] = defaultdict(lambda: Tries(others=True))
         return await persist(sources, lambda givers: self._middle(givers, own, tries))

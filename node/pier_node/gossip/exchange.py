@@ -45,11 +45,9 @@ class SwapPlan:
     """What the two sites know of their meeting.
 
     Attributes:
-        meeting: name of the meeting.
         norm_limit: largest L2 norm that a vector of the partner may have.
         silence: seconds without progress in either direction after which the partner counts as lost.
         alive: returns whether the partner is alive on the roster; if it is not, the swap ends sooner.
-        chunk: number of elements in a chunk.
     """
 
     round: int
@@ -66,7 +64,6 @@ class Lane:
     """One vector of each side, and their mean; all of shape [parameters].
 
     Attributes:
-        mean: receives the mean.
         held: the partner's vector, if it came ahead; then it is not received again.
         wanted: whether the partner still needs our vector.
         error: receives what a lossy codec drops of our vector.
@@ -87,7 +84,6 @@ class Swap:
 
     Attributes:
         longest_wait: longest time without progress, in seconds.
-        meter: what we sent, and when.
     """
 
     def __init__(
@@ -250,7 +246,6 @@ class Prefetch:
 
     Args:
         expected: returns the site that this site would meet in a round.
-        state: returns this site's current state.
     """
 
     def __init__(

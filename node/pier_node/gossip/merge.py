@@ -44,7 +44,6 @@ class Merge:
     """One site's part in the merge.
 
     Args:
-        standing: which sites count.
         state: this site's state after the last round.
         rounds: created when this site starts, so that sites that come to the merge early are told to wait.
 
@@ -123,8 +122,7 @@ class Merge:
     async def _fetched_from(self, node: str) -> OuterState:
         """The result that a site has. Raises PeerLost or BadMessage."""
         last, length = self._state.round, len(self._state.anchor)
-        request = StateRequest(trusted=last + 1, proof_only=True)
-        told = await self._carrier.call(node, DESCRIBE, request, ANSWER)
+        told = await self._carrier.call(node, DESCRIBE, StateRequest(trusted=last + 1, proof_only=True), ANSWER)
         if len(told.proof) != 1:
             raise BadMessage(f"its result comes with {len(told.proof)} proofs")
         (link,) = told.proof

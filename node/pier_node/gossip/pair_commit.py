@@ -52,7 +52,6 @@ class Doubt:
     """This site said yes to a pair's step, and does not know whether the decider took it.
 
     Attributes:
-        meeting: name of the pair's meeting.
         digest: digest of what it said yes to.
     """
 
@@ -122,7 +121,6 @@ class PairTools:
     """What a meeting works with.
 
     Attributes:
-        standing: which sites count.
         news: notified when a question, a vote or a new meeting arrives.
         silence: learns how long partners keep each other waiting.
         weighing: how many tokens a site can have in the ledger after a round, by round number.
@@ -164,7 +162,6 @@ class PairCommit:
     """This site's part in a meeting.
 
     Args:
-        state: this site's last state.
         update: the weights that the pair swaps: φ minus the unsent update Δ.
         held: the partner's anchor, as we told the partner that we have it.
     """

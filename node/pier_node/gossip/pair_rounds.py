@@ -135,13 +135,10 @@ class PairRounds:
     """One node's pairs: it holds `state` and advances it.
 
     Args:
-        seed: of the run.
         last: the last round of the run.
-        state: this site's last state.
         nonce: returns a fresh name for an announcement.
 
     Attributes:
-        standing: which sites count.
         saved: the round of the newest state that is on disk, here or where it was fetched.
         sites: number of sites that must be there before this site's coming round begins.
         last_error: why the last meeting did not end in a common step, in words.

@@ -99,8 +99,6 @@ class Rendezvous:
     """One site's side of the rendezvous.
 
     Args:
-        standing: says which sites may be paired.
-        seed: seed of the run.
         committed: returns the last round that this site has taken.
         news: notified when something here changes.
     """

@@ -37,11 +37,7 @@ class Standing:
 
     Args:
         founder: node id of the run's founder; "": this site was not told, and every site has standing.
-        statements: read and sign vouches.
         draw: orders whom to ask for a state; a liar must not foresee it.
-
-    Attributes:
-        roster: the sites.
     """
 
     def __init__(self, roster: Roster, founder: str, statements: Statements, draw: random.Random | None = None) -> None:

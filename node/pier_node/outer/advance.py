@@ -94,7 +94,6 @@ def advance_pair(
     """One member's state after round `number`, in which it met the other members, or nobody.
 
     Args:
-        state: this member's own state.
         means: means of θ and, if the step needs it, of φ, shape [parameters] each; a member alone passes its own θ.
         ledger: tokens by site that the means contain.
     """

@@ -65,7 +65,6 @@ def take_step(
         parameters: by name, with their gradients in `grad`.
         moments: changed in place, but for their number of steps.
         step: index of this inner step in the whole run; it determines the learning rate.
-        config: the [inner] section.
         exact: take a step that has the same bits on every CPU.
     """
     if config.clip_norm:
@@ -250,7 +249,6 @@ def step_vectors(
         moments: the optimizer's two vectors, changed in place, and the number of steps that they are made of.
         gradient: clipped in place.
         step: index of the step in the whole run.
-        config: the [inner] section.
     """
     parameters = {name: nn.Parameter(view) for name, view in layout.views(weights).items()}
     for name, view in layout.views(gradient).items():

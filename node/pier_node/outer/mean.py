@@ -63,7 +63,6 @@ class Weighing:
         allowed: most tokens of one site that the ledger can have counted after the round.
         whole: tokens of a site that does all inner steps between two rounds.
         most: cap on a site's weight, as a multiple of the members' usual tokens; the cap is `whole` if that is more.
-        fragment: the fragment that the round syncs.
     """
 
     claim: int = LIMIT
@@ -262,8 +261,7 @@ def clip_factors(norms: Sequence[float], tokens: Sequence[int], whole: int) -> l
 
 def longest_mean(norms: Sequence[float], tokens: Sequence[int], whole: int) -> float:
     """Largest L2 norm that a mean of the clipped updates can have, weighted or trimmed."""
-    longest = max(longest_updates(norms, tokens, whole), default=0.0)
-    return longest * math.sqrt(np.count_nonzero(tokens))
+    return max(longest_updates(norms, tokens, whole), default=0.0) * math.sqrt(np.count_nonzero(tokens))
 
 
 NORM_LIMIT = 100.0

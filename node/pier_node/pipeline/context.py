@@ -39,7 +39,6 @@ class Tools:
             the thread.
         open_data: opens the data so that `rows` is fast. It blocks, for minutes if text must be tokenized first.
         memory: number of microbatches in flight that the site can hold.
-        formats: of the tensors that travel.
         founder: node id of the site that founded the run; empty: this site does not know.
         silence: learns how long the next tensor takes to arrive.
         patience: learns how long the other sites take to finish an iteration after this site has done its part.

@@ -191,9 +191,6 @@ class Joint(ABC, Generic[T_co]):
 
     Args:
         pairs: means are over pairs of replicas; otherwise over all replicas of a stage.
-
-    Attributes:
-        spans: where the time went.
     """
 
     def __init__(self, tools: Tools, plan: Plan, pairs: bool = False) -> None:
@@ -364,7 +361,6 @@ class Dispatch:
 
     Args:
         rounds: receives the streams of rounds.
-        attempt: returns the running attempt.
         begun: returns the name of the last attempt that this site has taken part in.
         committed: returns the last round that this site knows to be decided.
         news: notified when one of these changes.

@@ -58,12 +58,7 @@ class OuterStep(Protocol):
         ...
 
     def after(self, base: OuterState, mean: Vector) -> Tensors:
-        """The stage's anchor and momentum after the step; empty: the stage does not move.
-
-        Args:
-            base: the state of the stage at this replica.
-            mean: the mean of the vectors sent.
-        """
+        """The stage's anchor and momentum after the step; empty: the stage does not move."""
         ...
 
 
@@ -154,8 +149,6 @@ class ReplicaRound(Joint[Met]):
     """This site's part in the outer round.
 
     Args:
-        step: the outer step to take.
-        base: the state of the stage at this replica.
         brought: returns what this replica sends. It blocks.
     """
 
@@ -170,8 +163,7 @@ class ReplicaRound(Joint[Met]):
         error = SharedVector(len(own.vector)) if codec.lossy else None
         own = replace(own, error=error.array if error else None)
         mean = np.zeros(len(own.vector), np.float32)
-        equal = dict.fromkeys(self.plan.stages, 1)
-        await self._reduce(equal, own, mean, codec, self._tools.faults)
+        await self._reduce(dict.fromkeys(self.plan.stages, 1), own, mean, codec, self._tools.faults)
         if not self._step.pairs:
             demand_weight(mean, own.vector, len(self.plan.group(self._node, pairs=False)))
         tensors = await asyncio.to_thread(self._step.after, self._base, mean)

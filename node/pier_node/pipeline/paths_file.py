@@ -29,7 +29,6 @@ class LatestPaths:
             changes.
 
     Args:
-        file: where the paths are written.
         clock: monotonic clock, in seconds.
     """
 

@@ -109,7 +109,6 @@ def build_problem(
 
     Args:
         places: of the sites, in the order of the problem; their stages are ignored.
-        round_trips: seconds from the planner to other sites, by node id.
 
     Raises:
         PierError: too few sites, or too little memory.
@@ -163,7 +162,6 @@ class Participants:
 
     Attributes:
         held: the stage of each site, by node id, in the order of node ids.
-        places: of the same sites.
         round_trips: seconds from the planner to other sites, by node id.
     """
 
@@ -207,7 +205,6 @@ class Planner:
 
         Args:
             pulses: of the live sites that take part in rounds, this one included.
-            round_trips: seconds from this site to others, by node id.
             meet: it is an outer round of the replicas. In such a round, a stage without sites stays as it is.
 
         Raises:

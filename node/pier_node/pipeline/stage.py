@@ -91,9 +91,6 @@ class Stage:
     """The blocks of one stage on a device. Its weights are undefined until `load`.
 
     Building it raises PierError: this model cannot be divided, or transformers, which builds it, is not here.
-
-    Attributes:
-        layout: of its parameters in one vector.
     """
 
     def __init__(self, config: RunConfig, stage: int, device: torch.device) -> None:

@@ -135,7 +135,6 @@ class StageState:
 
     Attributes:
         stage: number of the stage; None: it holds none yet.
-        beginnings: what stages begin with.
         state: of the stage, the same at all replicas unless they meet in pairs; its `round` is its version. None: it is
             to be fetched.
         own: the steps that this replica took on its own since.
@@ -426,12 +425,7 @@ async def holders(tools: Tools, stage: int, version: int, patience: float) -> li
 
 
 async def joined(config: RunConfig, state: OuterState, stage_state: StageState, tools: Tools) -> Checkpoint:
-    """The whole model after the last step. Raises PierError: a stage is not available.
-
-    Args:
-        state: the state of the run.
-        stage_state: the stage that this site holds.
-    """
+    """The whole model after the last step. Raises PierError: a stage is not available."""
     now, whole = vote_state_of(state), SharedVector(Layout.of(config.model).length)
     parts: dict[int, Vector] = {}
     for stage in range(config.pipeline.stages):
@@ -444,8 +438,7 @@ async def joined(config: RunConfig, state: OuterState, stage_state: StageState, 
             ) from lost
     await asyncio.to_thread(gather, config.model, config.pipeline.stages, parts, whole.array)
     tensors = {ANCHOR: whole, MOMENTUM: SharedVector(len(whole.array))}
-    model = OuterState(state.round, state.members, tensors, state.ledger)
-    return Checkpoint(model, inner_step=now.steps)
+    return Checkpoint(OuterState(state.round, state.members, tensors, state.ledger), inner_step=now.steps)
 
 
 async def _part(config: RunConfig, now: VoteState, stage: int, stage_state: StageState, tools: Tools) -> Vector:

@@ -66,7 +66,6 @@ class VoteState:
     """The position of a run.
 
     Attributes:
-        steps: number of steps taken.
         loss: of the last step.
         versions: of each stage; 0: initial weights.
         met: number of steps after which replicas were last equal.

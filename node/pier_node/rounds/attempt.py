@@ -55,9 +55,6 @@ class Tools:
     """What rounds and attempts work with.
 
     Attributes:
-        statements: signs our statements and reads those of others.
-        journal: remembers this site's commitments.
-        proofs: keeps what proves committed states to others.
         keep: returns once a committed state would survive a power cut. Raises PierError.
         means: keeps the encoded means of committed rounds for sites that missed them; None: it does not.
         fetch_shadow: (holders, round, value) -> the staged result, from its holders. Raises PeerLost.
@@ -116,9 +113,7 @@ class Attempt:
     """This site's part in an attempt.
 
     Args:
-        state: the last committed state.
         promises: this site's commitments; the proposal's ballot is already promised.
-        mine: what this site announced.
 
     Attributes:
         began: when it began, in seconds of the loop's clock.

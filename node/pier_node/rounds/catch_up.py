@@ -173,7 +173,6 @@ class CatchUp:
 
         Args:
             sources: returns the live peers whose states this site should continue from, as of now.
-            trust: returns what this site trusts.
             own: this site's state: only what differs from it is fetched.
         """
         tries = Tries(own=own, means=self._means)
@@ -224,7 +223,6 @@ async def fetch_state(
     """Fetch a state from peers.
 
     Args:
-        carrier: this site's end of the wire.
         peers: node ids to ask, the preferred one first.
         tries: earlier tries, whose pieces are not fetched again; None: there is one try, however slow its peers are.
         progress: called as the state arrives.

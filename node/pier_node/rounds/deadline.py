@@ -89,8 +89,7 @@ class RoundDeadline:
 
         A leader that has just been started again would drop them from the round, which would then rest on fewer votes.
         """
-        met = {self._roster.node, *self._roster.contacts}
-        return 0.0 if group <= met else COMING - waited
+        return 0.0 if group <= {self._roster.node, *self._roster.contacts} else COMING - waited
 
     def closed(self, group: Iterable[str], delays: Iterable[float]) -> None:
         """The group is closed; learn from how many seconds after the first member each one arrived."""

@@ -171,8 +171,7 @@ class Convicted:
             known = proof.one.node in self._statements.convicted or len(self._statements.convicted) >= DOUBLE_VOTES
             if known or not (self._proofs.newest < 0 or self._proofs.has_member(proof.one.node)):
                 continue
-            node = read_double_vote(proof, self._statements)
-            self._put_out(node, proof)
+            self._put_out(read_double_vote(proof, self._statements), proof)
             self._note()
 
     def _put_out(self, node: str, proof: DoubleVote) -> None:

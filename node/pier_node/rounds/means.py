@@ -129,7 +129,6 @@ class MissedStep:
     """An outer step that other sites have taken, from the chunks of its mean.
 
     Attributes:
-        round: its round.
         megabytes: of 2^20 bytes each, that the mean has; a part of one counts as one.
     """
 

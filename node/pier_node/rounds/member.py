@@ -276,8 +276,7 @@ class Rounds:
             self.last_error = str(suspicion)
             log.warning("round %d, attempt %d: given up: %s", proposal.round, proposal.ballot.number, suspicion)
             for node in self._involved.add(suspicion, {*attempt.group} - {self.node}):
-                mute_in = proposal.round if suspicion.mute else 0
-                self._suspects.add(node, mute_in, since=attempt.began)
+                self._suspects.add(node, proposal.round if suspicion.mute else 0, since=attempt.began)
             self._tell(attempt.give_up(suspicion))
         finally:
             attempt.close()

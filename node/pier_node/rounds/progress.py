@@ -28,7 +28,6 @@ class Progress:
         members_loss: mean validation loss of the models that were merged at the end.
         training_for: the round that the current inner steps count for; `steps`: how many steps (fewer at a slow site).
         metrics: what the site's program has logged last, by name: see engine/messages.py.
-        device: what the site trains on.
         spread: standard deviation between replicas in this site's last pair; not known where all replicas are equal.
     """
 

@@ -93,8 +93,7 @@ def alone(state: OuterState, base: bytes, statements: Statements) -> Link:
     (node,) = state.members
     ballot = Ballot(number=1, leader=node)
     plan = plan_name(base, ballot, [node], [node])
-    vote = Vote(node=node, round=state.round, ballot=ballot, digest=state.digest, plan=plan)
-    signed = statements.seal(vote)
+    signed = statements.seal(Vote(node=node, round=state.round, ballot=ballot, digest=state.digest, plan=plan))
     return Link(round=state.round, digest=state.digest, base=base, ballot=ballot, members=[node], votes=[signed])
 
 
@@ -308,7 +307,6 @@ class Trust:
 
     Attributes:
         state: the trusted state that the links lead to.
-        links: the links that lead to it.
         given: fingerprint of the next state, which is then trusted without proof; "" if there is none.
     """
 
@@ -382,8 +380,7 @@ class ProgressChecks:
 
     def sources(self) -> list[str]:
         """Sites that are ahead and have proved it."""
-        round = self.here().round
-        return [node for node in self._roster.ahead(round) if self.proof_of(node)]
+        return [node for node in self._roster.ahead(self.here().round) if self.proof_of(node)]
 
     def proof_of(self, node: str) -> Trust | None:
         """How far a site has proved that it is ahead; None if it has not."""

@@ -284,7 +284,6 @@ def flaw(
 
     Args:
         mine: what the member announced; the proposal must rest on exactly that.
-        announced: announcements of the proposal's members.
         leaders: who may lead, as for `leader_of`.
         length: number of parameters.
     """

@@ -201,7 +201,6 @@ class Reduction:
         clips: clipping factor by node, for members whose update is longer than allowed.
         longest_wait: longest time in seconds that we waited for a member's next chunk.
         codes: the mean as it travels, by the first element of each chunk; of sparse codes, that of our shard only.
-        meter: what we sent, and when.
     """
 
     def __init__(

@@ -112,7 +112,6 @@ class Roster:
 
     Attributes:
         barred: sites that no longer belong to the run.
-        forgotten: how many sites it has forgotten.
     """
 
     def __init__(

@@ -59,7 +59,6 @@ class Checkpoint:
     """A node at rest.
 
     Attributes:
-        state: the last committed state.
         adam_m: this site's first AdamW moments, shape [parameters]; None if it has none, or if `state` has them.
         adam_v: its second moments, shape [parameters].
         adam_step: number of AdamW steps that the moments are made of.

@@ -43,7 +43,6 @@ class Witness:
 
     Args:
         path: the file that remembers to whom it gave its last vote, and after which state.
-        node: its node id.
         asked: whether it was asked before; then the file must be there.
     """
 

@@ -94,7 +94,6 @@ class Rules:
     """What messages may hold.
 
     Attributes:
-        fields: a rule for every field of every message.
         consistent: returns what is wrong between the fields of a message, in words; "" if nothing is.
     """
 

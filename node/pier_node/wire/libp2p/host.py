@@ -124,11 +124,7 @@ def reaching() -> Iterator[None]:
 
 
 async def dial(p2p: P2P, routes: Sequence[Route]) -> None:
-    """Return once p2pd has a connection to a peer. Raises NoWay; there is no deadline.
-
-    Args:
-        routes: routes to that one peer.
-    """
+    """Return once p2pd has a connection to a peer. Raises NoWay; there is no deadline."""
     peer = PeerID.from_base58(routes[0].peer)
     with reaching():
         if peer in {known.peer_id for known in await p2p.list_peers()}:
