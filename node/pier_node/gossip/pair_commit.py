@@ -183,15 +183,8 @@ class PairCommit:
             Lane(vector, mean, held if had else None, wanted)
             for vector, mean in zip(vectors[1:], self._means[1:], strict=True)
         ]
-        plan = SwapPlan(
-            self.round,
-            self.name,
-            met.node,
-            norm_limit(state.norm),
-            tools.silence.seconds(),
-            lambda: tools.roster.alive(met.node),
-            tools.chunk,
-        )
+        limit, wait = norm_limit(state.norm), tools.silence.seconds()
+        plan = SwapPlan(self.round, self.name, met.node, limit, wait, lambda: tools.roster.alive(met.node), tools.chunk)
         self.swap = Swap(tools.carrier, plan, lanes, tools.codec, tools.faults)
         self._vote: SettleRequest | None = None
         self._vouch: Signed | None = None

@@ -8,9 +8,9 @@ after that.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 
 from pier_node.outer.noloco import groups
 from pier_node.wire.carrier import BadMessage
@@ -50,7 +50,8 @@ class Plan:
             raise BadMessage("a plan without microbatches" if not message.paths else "an outer round with microbatches")
         name = hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
         ways = tuple(_way([*path.sites], nodes, held) for path in message.paths)
-        return cls(message, name, held, ways, tuple(_waves([*message.waves])), seed)
+        waves = tuple(range(*ends) for ends in pairwise(accumulate(message.waves, initial=0)))
+        return cls(message, name, held, ways, waves, seed)
 
     @property
     def round(self) -> int:
@@ -103,10 +104,3 @@ def _way(path: list[int], nodes: list[str], held: dict[str, int]) -> tuple[str, 
     if stages[:1] != [0] or len({*stages}) < len(stages):
         raise BadMessage(f"a path through the stages {stages}: it must begin at 0 and visit each once")
     return (*sites, sites[0], *reversed(sites))
-
-
-def _waves(sizes: list[int]) -> Iterator[range]:
-    first = 0
-    for size in sizes:
-        yield range(first, first + size)
-        first += size

@@ -71,7 +71,7 @@ class Arriving:
         """
         path = self._folder / f"{self._sender}-{digest}{PART}"
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._drop_all_but(path)
+        self.drop(but=path)
         try:
             with path.open("a+b") as file:
                 found = await asyncio.to_thread(_cut, file, offset)
@@ -85,13 +85,10 @@ class Arriving:
             raise ValueError(f"its hash is not that of the {came} bytes that came")
         return path
 
-    def drop(self) -> None:
-        """Delete what is here."""
-        self._drop_all_but(None)
-
-    def _drop_all_but(self, kept: Path | None) -> None:
+    def drop(self, but: Path | None = None) -> None:
+        """Delete what is here, but for one file."""
         for path in self._paths():
-            if path != kept:
+            if path != but:
                 with suppress(OSError):  # the disk is failing: what it has is not used
                     path.unlink()
 

@@ -311,12 +311,7 @@ class SiteCarrier(Answers, ABC):
 
     @abstractmethod
     async def listen(self, at: str, advertise: str | None, peers: Sequence[str]) -> Choice:
-        """Listen at HOST:PORT, and choose the address to tell others; see wire/addresses.py. Raises PierError.
-
-        Args:
-            advertise: HOST or HOST:PORT that the user wants; None to choose one.
-            peers: addresses of sites to join; may be empty.
-        """
+        """Listen at HOST:PORT, and choose the address to tell others: see `choose_address`. Raises PierError."""
 
     @abstractmethod
     async def stop_answering(self) -> None:

@@ -100,10 +100,6 @@ class Rules:
     fields: Mapping[type[Message], Mapping[str, Rule]]
     consistent: Mapping[type[Message], Callable[[Any], str]]
 
-    def check(self, message: Message) -> None:
-        """Raise BadMessage, naming the field, its value and what is allowed, unless all rules hold."""
-        self._message(message, type(message).__name__)
-
     def parse(self, kind: type[M], raw: bytes) -> M:
         """Parse and check a message of this kind. Raises BadMessage."""
         try:
@@ -113,7 +109,9 @@ class Rules:
         self.check(message)
         return message
 
-    def _message(self, message: Message, where: str) -> None:
+    def check(self, message: Message, where: str = "") -> None:
+        """Raise BadMessage, naming the field, its value and what is allowed, unless all rules hold."""
+        where = where or type(message).__name__
         for field, rule in self.fields[type(message)].items():
             if not isinstance(rule, Part) or message.HasField(field):
                 self._value(rule, getattr(message, field), f"{where}.{field}")
@@ -129,7 +127,7 @@ class Rules:
                 if not rule.holds(value):
                     raise BadMessage(f"{where} = {_shown(value)}: must be {rule.allowed}")
             case Part():
-                self._message(value, where)
+                self.check(value, where)
             case Many():
                 self._list(rule, value, where)
             case Table():
