@@ -85,13 +85,12 @@ class Agreement(ABC):
     async def fetch(self) -> OuterState | None:
         """The newest state of the other sites, which `rounds` now hold; None: nobody is ahead."""
 
-    @abstractmethod
-    def compare(self, state: OuterState) -> None:
+    def compare(self, state: OuterState) -> None:  # noqa: B027
         """Compare a state with what other sites say of theirs. Called once per round."""
 
-    @abstractmethod
-    async def conclude(self, validate: Callable[[OuterState], Awaitable[None]]) -> bool:
+    async def conclude(self, validate: Callable[[OuterState], Awaitable[None]]) -> bool:  # noqa: ARG002
         """Make something of all sites' last states together. Returns whether `rounds` hold another state now."""
+        return False
 
 
 class OfAll(Agreement):
@@ -153,10 +152,6 @@ class OfAll(Agreement):
                     *(state.round, node, theirs, ours),
                 )
 
-    async def conclude(self, validate: Callable[[OuterState], Awaitable[None]]) -> bool:  # noqa: ARG002
-        """Nothing: all sites have the same state."""
-        return False
-
 
 class InPairs(Agreement):
     """NoLoCo's rounds of two (arXiv 2506.10911), each site with a state of its own, and the merge of all at the end.
@@ -198,9 +193,6 @@ class InPairs(Agreement):
         if state is not None:
             await self._take(state)
         return state
-
-    def compare(self, state: OuterState) -> None:
-        """Nothing: each site has its own state."""
 
     async def _take(self, state: OuterState) -> None:
         await self._keep(state)

@@ -34,7 +34,7 @@ from pier_node.site.coordinator.client import Coordination
 from pier_node.site.coordinator.expert_messages import card_record, problem_record, progress_record
 from pier_node.site.coordinator.link import Refused
 from pier_node.site.expert_checkpoints import ExpertCheckpoints, JobCheckpoints
-from pier_node.site.loop import run_work
+from pier_node.site.loop import Work, run_work
 from pier_node.site.orders import Experts, Orders
 from pier_node.site.settings import Settings
 from pier_node.trainer.model.export import import_weights
@@ -118,7 +118,7 @@ async def train_experts(
     return shop.place("")
 
 
-class ExpertTraining:
+class ExpertTraining(Work):
     """The loop of a site, until the plan no longer needs it.
 
     Args:
@@ -146,20 +146,10 @@ class ExpertTraining:
 
     # --- what the site's loop calls ------------------------------------------------------------
 
-    async def begin(self) -> None:
-        """Nothing: the orders say all."""
-
     def due(self) -> bool:
         """Whether the plan still needs this site."""
         experts = self._orders.experts
         return experts is not None and not (experts.complete and not self._scoring.due(experts.scoring))
-
-    def behind(self) -> bool:
-        """Never: experts are trained alone."""
-        return False
-
-    async def catch_up(self) -> None:
-        """Nothing."""
 
     async def step(self) -> None:
         """Train the next expert, or score those that are here, or wait for an order."""
@@ -174,12 +164,6 @@ class ExpertTraining:
         else:
             self.progress.phase = Phase.PHASE_WAITING
             await self._orders.changed.until(lambda: self._orders.experts is not experts)
-
-    async def rest(self) -> None:
-        """Nothing: a pause takes effect in the middle of a job."""
-
-    async def finish(self) -> None:
-        """Nothing: all cards are told."""
 
     async def close(self) -> None:
         """Give up checkpoints that are on their way."""

@@ -16,30 +16,35 @@ from pier_proto.v1.peer_pb2 import Phase
 
 
 class Work(Protocol):
-    """What a site does in a run. Each method raises PierError when the site cannot continue."""
+    """What a site does in a run; by default nothing. Each method raises PierError when the site cannot continue."""
 
     progress: Progress
 
     async def begin(self) -> None:
         """Get ready."""
+        return
 
     def due(self) -> bool:
         """Whether there is more to do."""
 
     def behind(self) -> bool:
         """Whether other sites are ahead, so that this one must catch up first."""
+        return False
 
     async def catch_up(self) -> None:
         """Continue from where the others are."""
+        return
 
     async def step(self) -> None:
         """Do one unit of work."""
 
     async def rest(self) -> None:
         """Bring what is under way to its end, so that a pause loses nothing."""
+        return
 
     async def finish(self) -> None:
         """Do what is left once nothing more is due."""
+        return
 
     async def close(self) -> None:
         """End what is under way, whether or not the work is finished."""

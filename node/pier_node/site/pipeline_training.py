@@ -42,6 +42,7 @@ from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.state_store import Checkpoint
 from pier_node.rounds.suspects import NOBODY, Behind, Suspicion
+from pier_node.site.loop import Work
 from pier_node.site.orders import Orders
 from pier_node.wire.carrier import PeerLost
 from pier_proto.v1.peer_pb2 import Phase, Place
@@ -110,7 +111,7 @@ log = logging.getLogger(__name__)
 Committed = Callable[[OuterState], Awaitable[None]]
 
 
-class PipelineTraining:
+class PipelineTraining(Work):
     """The training loop of a site, from the state that `rounds` holds to the end of the run.
 
     Args:
@@ -210,9 +211,6 @@ class PipelineTraining:
         else:
             await self._align()
             await self._round()
-
-    async def rest(self) -> None:
-        """Nothing: a round is decided when `step` returns."""
 
     async def finish(self) -> None:
         """Join the stages into the whole model, at the sites of stage 0."""

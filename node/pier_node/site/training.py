@@ -37,6 +37,7 @@ from pier_node.rounds.state_store import Checkpoint
 from pier_node.site.agreement import Agreement
 from pier_node.site.error_feedback import UnsentUpdate
 from pier_node.site.inner_steps import InnerSteps, Trained, Trainer, steps_worth_doing
+from pier_node.site.loop import Work
 from pier_proto.v1.peer_pb2 import Phase
 
 
@@ -65,7 +66,7 @@ APART = (Kind.LOCAL, Kind.PAIR)
 """Kinds of round that a site may miss and bring its Δ to the next one."""
 
 
-class Training:
+class Training(Work):
     """A replica's part in a run, from the state that its agreement holds to the end of the run.
 
     Args:
@@ -152,9 +153,6 @@ class Training:
         )
 
     # --- what the site's loop calls ------------------------------------------------------------
-
-    async def begin(self) -> None:
-        """Nothing: `restore` has done it."""
 
     def due(self) -> bool:
         """Whether there is another round."""
