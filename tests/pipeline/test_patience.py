@@ -78,8 +78,8 @@ class PlannerIsBack(PipelineCluster):
         await super().committed(name, state)
         if name == "a" and state.round == INTERVAL:
             orders = self.nodes[name].orders
-            orders.take(1, True, "replica")
-            asyncio.get_running_loop().call_later(30.0, orders.take, 2, False, "replica")
+            orders.take(1, True)
+            asyncio.get_running_loop().call_later(30.0, orders.take, 2, False)
 
 
 def test_a_planner_that_is_back_leaves_the_others_to_what_they_work_on(

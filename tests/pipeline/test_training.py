@@ -426,7 +426,7 @@ class OnePauses(PipelineCluster):
             stages = {node.name: node.stage_state.stage for node in self.nodes.values()}
             replicas = Counter(stages.values())
             paused = next(it for it in stages if it != "a" and replicas[stages[it]] > 1)
-            self.nodes[paused].orders.take(state.round, paused=state.round == 2, assignment="replica")
+            self.nodes[paused].orders.take(state.round, paused=state.round == 2)
 
 
 @pytest.mark.thorough
@@ -447,12 +447,12 @@ def test_a_run_that_was_paused_before_its_first_plan_begins_with_all_its_sites(t
             cluster.boot(name)
         await asyncio.sleep(5.0)
         for node in cluster.nodes.values():
-            node.orders.take(1, True, "replica")
+            node.orders.take(1, True)
         await asyncio.sleep(15.0)
         cluster.boot("d")
         await asyncio.sleep(30.0)
         for name in "abc":
-            cluster.nodes[name].orders.take(2, False, "replica")
+            cluster.nodes[name].orders.take(2, False)
             await asyncio.sleep(2.0)
         async with asyncio.timeout(600.0):
             await asyncio.gather(*(node.main for node in cluster.nodes.values()))

@@ -58,7 +58,7 @@ class Machine:
         here = self.now = Process(self.world, self.site, self.starts, Disk(self.folder, self.full))
         here.disk.on_cut = lambda: Context().run(self._cut, here)
         if self.paused:
-            here.orders.take(1, True, "replica")
+            here.orders.take(1, True)
         settings = HuntSettings(self.folder, peers=self._peers, name=self.site, strike=self._strike(here))
         context = copy_context()
         context.run(HERE.set, here)
@@ -125,7 +125,7 @@ class Machine:
         """The coordinator's order."""
         self.paused = paused
         if self.up and self.now:
-            self.now.orders.take(self.now.orders.epoch + 1, paused, "replica")
+            self.now.orders.take(self.now.orders.epoch + 1, paused)
 
     def states(self) -> list[OuterState]:
         """What it would go on from: in memory while it runs, and on its disk."""

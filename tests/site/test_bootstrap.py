@@ -15,7 +15,7 @@ from pier_node.config.run import RunConfig
 from pier_node.outer.layout import Layout
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.roster import Roster
-from pier_node.site.bootstrap import beginning, from_peers
+from pier_node.site.resume import beginning, from_peers
 from pier_node.wire.states import StateServer
 from pier_proto.v1.peer_pb2 import Phase, Pulse, Site
 

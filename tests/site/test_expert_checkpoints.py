@@ -10,6 +10,7 @@ import re
 from collections.abc import AsyncGenerator
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,7 +74,8 @@ class Played:
 class Site:
     def __init__(self) -> None:
         self.coordinator = Played()
-        self.checkpoints = ExpertCheckpoints(self.coordinator, lambda: asyncio.get_running_loop().time())
+        line: Any = self.coordinator
+        self.checkpoints = ExpertCheckpoints(line, lambda: asyncio.get_running_loop().time())
 
     def of(self, kept: Kept | None = None, followed: bool = False) -> JobCheckpoints:
         return self.checkpoints.of(PLAN, JOB, kept, followed)

@@ -147,7 +147,7 @@ class Site:
         checkpoints: tuple[Kept, ...] = (),
     ) -> None:
         experts = Experts(PLAN, jobs, complete, scoring, checkpoints)
-        self.orders.take(self.orders.epoch + 1, paused, "expert", experts)
+        self.orders.take(self.orders.epoch + 1, paused, experts)
 
 
 @pytest.fixture
@@ -331,7 +331,7 @@ def test_an_order_without_experts_ends_it(site: Site) -> None:
         site.order(job(0))
         work = asyncio.create_task(site.run())
         await asyncio.sleep(5.0)
-        site.orders.take(9, False, "replica")
+        site.orders.take(9, False)
         await work
 
     run(story())

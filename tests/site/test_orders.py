@@ -30,7 +30,7 @@ def test_a_paused_site_begins_no_other_round_until_it_may() -> None:
 
     async def train(**job: Any) -> Any:
         if not site.trainer.jobs:
-            orders.take(1, True, "replica")
+            orders.take(1, True)
         return await inner(**job)
 
     inner, site.trainer.run = site.trainer.run, train  # type: ignore[method-assign, assignment]
@@ -41,7 +41,7 @@ def test_a_paused_site_begins_no_other_round_until_it_may() -> None:
         work = asyncio.create_task(site.work())
         await asyncio.sleep(60.0)
         seen.append((site.training.progress.phase, len(site.trainer.jobs)))
-        orders.take(2, False, "replica")
+        orders.take(2, False)
         await work
 
     run(operator())
@@ -50,19 +50,19 @@ def test_a_paused_site_begins_no_other_round_until_it_may() -> None:
 
 def test_an_older_order_changes_nothing() -> None:
     orders = Orders()
-    orders.take(3, True, "replica")
-    orders.take(2, False, "other")
-    assert (orders.epoch, orders.paused, orders.assignment) == (3, True, "replica")
+    orders.take(3, True)
+    orders.take(2, False)
+    assert (orders.epoch, orders.paused) == (3, True)
 
 
 def test_the_others_hear_of_a_pause_at_once() -> None:
     async def paused() -> tuple[int, int]:
         orders, crowd, progress = Orders(), Crowd(), Progress(Phase.PHASE_WAITING)
-        orders.take(1, True, "replica")
+        orders.take(1, True)
         waiting = asyncio.create_task(orders.resumed(progress, crowd))  # type: ignore[arg-type]
         await asyncio.sleep(1.0)
         phase = progress.phase
-        orders.take(2, False, "replica")
+        orders.take(2, False)
         await waiting
         return crowd.told, phase
 

@@ -38,8 +38,8 @@ from pier_node.site.join import Membership, Reception, check_port, check_start, 
 from pier_node.site.loop import run_work
 from pier_node.site.membership import Joined
 from pier_node.site.replica import Replica, prepare
-from pier_node.site.report import Reporter, Status, StatusServer, name_in_logs, tell_of_missing
-from pier_node.site.running import last_event
+from pier_node.site.report import Reporter, StatusServer, name_in_logs, tell_of_missing
+from pier_node.site.running import Status, last_event
 from pier_node.site.settings import Settings
 from pier_node.site.shutdown import wait_for_unfinished
 from pier_node.wire.carrier import HELLO, TOKENIZER_PART

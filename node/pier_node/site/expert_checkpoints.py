@@ -11,16 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from contextlib import aclosing
 from io import BufferedReader
 from pathlib import Path
-from typing import Protocol
 
 from pier_node.base.patience import Backoff
 from pier_node.base.tasks import cancel_and_wait
 from pier_node.experts.job import ExpertJob
 from pier_node.experts.resume import FILE, Kept, check, most_bytes
+from pier_node.site.coordinator.client import CoordinatorClient
 from pier_node.site.coordinator.expert_messages import kept as kept_of
 from pier_node.site.coordinator.link import NoLease, Refused, Unreachable
 from pier_node.wire.files import Arriving, size_and_digest
@@ -37,20 +37,6 @@ progress may be interrupted for as long again."""
 log = logging.getLogger(__name__)
 
 
-class Line(Protocol):
-    """The connection to the coordinator: see CoordinatorClient."""
-
-    def give_checkpoint(self, plan: str, kept: Kept, file: BufferedReader) -> Awaitable[None]:
-        """Send a checkpoint. Raises NoLease, Refused, Unreachable."""
-
-    def fetch_checkpoint(
-        self, plan: str, kept: Kept, digest: str = "", offset: int = 0
-    ) -> AsyncGenerator[CheckpointPart]:
-        """Yield the parts of a checkpoint, without the `offset` bytes of it that are here if it is the one with that
-        digest. Raises NoLease, Refused, Unreachable.
-        """
-
-
 class ExpertCheckpoints:
     """The expert checkpoints of one site.
 
@@ -58,7 +44,7 @@ class ExpertCheckpoints:
         clock: monotonic clock, in seconds.
     """
 
-    def __init__(self, line: Line, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, line: CoordinatorClient, clock: Callable[[], float] = time.monotonic) -> None:
         self.line, self.clock = line, clock
         self._due = -float("inf")
         self._giving: asyncio.Task[None] | None = None
@@ -66,10 +52,7 @@ class ExpertCheckpoints:
         self._sends = False
 
     def of(self, plan: str, job: ExpertJob, kept: Kept | None, followed: bool) -> JobCheckpoints:
-        """The checkpoints of a job.
-
-        `kept` is the coordinator's; `followed`: whether another expert branches from this one.
-        """
+        """The checkpoints of a job; see JobCheckpoints."""
         return JobCheckpoints(self, plan, job, kept, followed)
 
     def give(self, plan: str, job: int, step: int, path: Path) -> None:
@@ -133,7 +116,12 @@ class ExpertCheckpoints:
 
 
 class JobCheckpoints:
-    """The checkpoints of one job, as its trainer uses them (experts/trainer.py)."""
+    """The checkpoints of one job, as its trainer uses them (experts/trainer.py).
+
+    Args:
+        kept: the coordinator's.
+        followed: whether another expert branches from this one.
+    """
 
     def __init__(self, site: ExpertCheckpoints, plan: str, job: ExpertJob, kept: Kept | None, followed: bool) -> None:
         self._site, self._plan, self._job, self._kept, self._followed = site, plan, job, kept, followed

@@ -42,9 +42,9 @@ from pier_node.rounds.proofs import EARLIER_FILE, PROOFS_FILE
 from pier_node.rounds.revocations import FILE as REVOKED_FILE
 from pier_node.rounds.revocations import Revoked
 from pier_node.rounds.roster import Roster
-from pier_node.site.bootstrap import no_weights
 from pier_node.site.coordinator.link import Enrolment, Link, NoLease, Refused, Unreachable, enrol_patiently, patiently
 from pier_node.site.journal import Journal
+from pier_node.site.resume import no_weights
 from pier_node.site.running import start_command
 from pier_node.site.settings import Settings
 from pier_node.trainer.data.corpus import SiteData, check_data

@@ -25,10 +25,9 @@ from pier_node.rounds.folder import SiteRecord
 from pier_node.rounds.means import Means
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
-from pier_node.rounds.proofs import Proofs, Trust
+from pier_node.rounds.proofs import Proofs, Trust, Trusted
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
-from pier_node.site.bootstrap import first_trust
 from pier_node.site.journal import Journal, PairJournal
 from pier_node.site.orders import Orders
 from pier_node.site.report import Reporter
@@ -91,8 +90,19 @@ class Joined:
         return Standing(self.roster, self.record.founded_by, self.statements)
 
     def first_trust(self) -> Trust | None:
-        """What this site trusts before it has a state."""
-        return first_trust(self.settings.trust, self.record.founded_by, self.statements)
+        """What this site trusts before it has a state: the one with the fingerprint given, or else the run's founder.
+
+        Returns None, with a warning, if it was told neither. Raises PierError.
+        """
+        if self.settings.trust:
+            return Trust.of_fingerprint(self.settings.trust, self.statements)
+        if self.record.founded_by:
+            return Trust(Trusted(-1, b"", (self.record.founded_by,)), self.statements)
+        log.warning(
+            "the token does not name the run's founder: this site takes the first state that it is given; "
+            "--trust with the fingerprint that `pier-node status` shows elsewhere would tell it which are genuine"
+        )
+        return None
 
     def joins_others(self) -> None:
         """Say that this site begins with what others have. It did not found the run, and has no state yet."""

@@ -41,27 +41,21 @@ class Orders:
     Attributes:
         epoch: grows with every order; 0: there was none.
         paused: the site must not begin another round.
-        assignment: what it trains. "replica": the whole model, together with the other sites; "expert": an expert,
-            alone, from the run's final model; "stage": a stage of a pipeline.
-        experts: the jobs of the assignment "expert".
-        stage: stage number of the assignment "stage"; None: the planning site chooses it.
+        experts: what it trains alone, from the run's final model; None: only the run's model, with the other sites.
+        stage: number of the stage of a pipeline that it trains; None: the planning site chooses it.
     """
 
     def __init__(self) -> None:
         self.epoch = 0
         self.paused = False
-        self.assignment = "replica"
         self.experts: Experts | None = None
         self.stage: int | None = None
         self.changed = Signal()
 
-    def take(
-        self, epoch: int, paused: bool, assignment: str, experts: Experts | None = None, stage: int | None = None
-    ) -> None:
+    def take(self, epoch: int, paused: bool, experts: Experts | None = None, stage: int | None = None) -> None:
         """Put an order into force, unless a later one is already known."""
         if epoch >= self.epoch:
-            self.epoch, self.paused, self.assignment = epoch, paused, assignment
-            self.experts, self.stage = experts, stage
+            self.epoch, self.paused, self.experts, self.stage = epoch, paused, experts, stage
             self.changed.notify()
 
     async def resumed(self, progress: Progress, roster: Roster) -> None:

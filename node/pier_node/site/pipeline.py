@@ -30,10 +30,10 @@ from pier_node.rounds.catch_up import Wanted
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.proofs import alone
 from pier_node.rounds.state_store import CHECKPOINTS, Checkpoint, StateStore
-from pier_node.site.bootstrap import first_state, no_weights
 from pier_node.site.membership import Joined, rounds_of_all
 from pier_node.site.pipeline_training import PipelineTraining, lines
 from pier_node.site.report import note
+from pier_node.site.resume import first_state, no_weights
 from pier_node.site.round_log import RoundLog
 from pier_node.trainer import devices
 from pier_node.trainer.data.corpus import Windows, open_corpus

@@ -2,7 +2,7 @@
 
 The counterpart of training.py. The round (rounds/member.py) makes an iteration atomic: either all sites of the plan
 take the step that they computed and stored, or none does, and the next round tries again without the sites that failed.
-Account books the time and tokens of these rounds in the same way as other runs, so that the page, `status` and the
+`book` notes the time and tokens of these rounds in the same way as other runs, so that the page, `status` and the
 metrics can sum over sites.
 """
 
@@ -13,7 +13,6 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -51,42 +50,34 @@ CLEAR = 4
 """A transfer that takes this many times as long as an empty message measures the bandwidth of its link."""
 
 
-@dataclass
-class Account:
-    """Books one site's time and tokens in its progress. `each` is the number of tokens of a microbatch."""
+def book(progress: Progress, node: str, each: int, seconds: float, spans: Spans | None, plan: Plan | None) -> None:
+    """Book a round of a site, its time and its tokens, in its progress.
 
-    progress: Progress
-    node: str
-    each: int
-
-    def book(self, seconds: float, spans: Spans | None, plan: Plan | None) -> None:
-        """Book a round that took so many seconds.
-
-        Args:
-            spans: timing of this site's attempt in the round; None: it made none.
-            plan: plan of the attempt, if it counted; None: all work on it was in vain.
-        """
-        progress, compute, exchange, lost = self.progress, 0.0, 0.0, 0.0
-        if spans and plan is None:
-            lost = seconds
-        elif spans:
-            compute, exchange = spans.computing + spans.step, spans.average
-        progress.compute += compute
-        progress.waited += seconds - compute
-        progress.times = Times(max(seconds - compute - exchange - lost, 0.0), exchange, lost)
-        progress.steps = 1 if plan and not plan.message.meet else 0
-        if progress.steps:
-            tokens = self.tokens(plan)
-            progress.tokens += tokens
-            progress.tokens_per_second = tokens / seconds if seconds else 0.0
-
-    def tokens(self, plan: Plan | None) -> int:
-        """This site's tokens in an iteration that counted; 0: none did."""
-        return share(plan, self.node, self.each) if plan and not plan.message.meet else 0
+    Args:
+        each: number of tokens of a microbatch.
+        seconds: that the round took.
+        spans: timing of this site's attempt in the round; None: it made none.
+        plan: plan of the attempt, if it counted; None: all work on it was in vain.
+    """
+    compute, exchange, lost = 0.0, 0.0, 0.0
+    if spans and plan is None:
+        lost = seconds
+    elif spans:
+        compute, exchange = spans.computing + spans.step, spans.average
+    progress.compute += compute
+    progress.waited += seconds - compute
+    progress.times = Times(max(seconds - compute - exchange - lost, 0.0), exchange, lost)
+    progress.steps = 1 if plan and not plan.message.meet else 0
+    if progress.steps:
+        tokens = share(plan, node, each)
+        progress.tokens += tokens
+        progress.tokens_per_second = tokens / seconds if seconds else 0.0
 
 
-def share(plan: Plan, node: str, each: int) -> int:
-    """A site's share of the tokens of an iteration. The sites on a microbatch's path share its tokens equally."""
+def share(plan: Plan | None, node: str, each: int) -> int:
+    """A site's share of the tokens of an iteration that counted, if one did; sites on a path share its tokens equally."""
+    if plan is None or plan.message.meet:
+        return 0
     return round(sum(each / plan.length(microbatch) for microbatch in plan.visitors(node)))
 
 
@@ -143,7 +134,6 @@ class PipelineTraining(Work):
         self._attempt: Joint[Worth | Met] | None = None
         self._tried: Plan | None = None
         self._version, self._begun_last, self._overflows = 0, b"", (0, list[str]())
-        self._account = Account(progress, self._carrier.node, config.inner.batch_size * config.model.context)
         self._news, stages = Signal(), config.pipeline.stages
         self.gives = stage_state.beginnings.gives()
         self._planner = Planner(config.pipeline, config.run.seed, config.full_from, on_plan, search)
@@ -175,7 +165,7 @@ class PipelineTraining(Work):
 
     def tokens_after(self, state: OuterState) -> int:
         """Tokens that this site has trained on when a state counts that is not settled yet."""
-        return self.progress.tokens + self._account.tokens(self._counted(state))
+        return self.progress.tokens + share(self._counted(state), self._carrier.node, self._config.step_tokens)
 
     # --- what the site's loop calls --------------------------------------------------------------
 
@@ -255,7 +245,7 @@ class PipelineTraining(Work):
         """Book a round that is decided and known here."""
         self.progress.round_time = ended - worked
         spans, counted = self.progress.spans if self._tried else None, self._counted(self._rounds.state)
-        self._account.book(ended - began, spans, counted)
+        book(self.progress, self._carrier.node, self._config.step_tokens, ended - began, spans, counted)
         self._version = 0
 
     def _counted(self, state: OuterState) -> Plan | None:

@@ -26,9 +26,10 @@ from pier_node.rounds.progress import Progress
 from pier_node.rounds.state_store import Checkpoint
 from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
 from pier_node.site.membership import Joined, pairs_of_two, rounds_of_all
-from pier_node.site.report import Status, note
+from pier_node.site.report import note
 from pier_node.site.resume import Stores, resume
 from pier_node.site.round_log import RoundLog, tell_start
+from pier_node.site.running import Status
 from pier_node.site.trackers import SiteFile, Trackers, Who
 from pier_node.site.training import Training
 from pier_node.trainer.command import Workers, own_trainer

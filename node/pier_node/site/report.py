@@ -37,6 +37,7 @@ from pier_node.rounds.progress import Progress
 from pier_node.rounds.proofs import Trusted
 from pier_node.rounds.quorum import has_quorum
 from pier_node.rounds.roster import Roster
+from pier_node.site.running import Status
 from pier_node.wire.carrier import Carrier
 from pier_proto.v1.coordinator_pb2 import Paths
 from pier_proto.v1.peer_pb2 import Phase, Place, Pulse, Site
@@ -125,9 +126,6 @@ def _said(names: list[str]) -> str:
         f"{'it' if alone else 'them'}. {who} may have been stopped, or may have finished the run and ended: "
         "run `pier-node start --data FOLDER` there again. A site that has finished hands over its model."
     )
-
-
-Status = dict[str, Any]
 
 
 @dataclass

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from coordinator.cases import ALICE, OWN, TOKEN, Running, pulse, register_request
 from coordinator.expert_cases import DONE, said, sheet
@@ -110,7 +111,8 @@ class Played:
 @asynccontextmanager
 async def client_at(port: int, folder: Path) -> AsyncIterator[CoordinatorClient]:
     """A client that keeps in touch with its coordinator."""
-    site, own = Played(), credentials(ALICE, TOKEN)
+    site: Any = Played()
+    own = credentials(ALICE, TOKEN)
     revoked = Revoked(folder, own.ca_pem, bytes(32), lambda _: None)
     client = CoordinatorClient(Link(f"127.0.0.1:{port}", OWN.node, own), site, site.orders, site.reports, revoked)
     work = asyncio.create_task(client.run())

@@ -18,7 +18,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from io import BufferedReader, BytesIO
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeVar
 
 from pier_node import __version__
 from pier_node.base.errors import PierError
@@ -53,26 +53,9 @@ GOODBYE = 1.0
 JITTER = 0.5
 """Fraction of a pause that is random, so that sites that lost the coordinator together do not reconnect together."""
 
+P = TypeVar("P", pb.DeliverRequest, pb.CheckpointPart)
+
 log = logging.getLogger(__name__)
-
-
-class Here(Protocol):
-    """What a site tells the coordinator about itself, and does at its wish."""
-
-    def registration(self) -> pb.RegisterRequest:
-        """A registration with current values."""
-
-    def pulse(self) -> Pulse:
-        """This site's current pulse."""
-
-    def paths(self) -> pb.Paths | None:
-        """The latest paths that this site planned for a pipeline: the same object until there are new ones."""
-
-    def stop(self) -> None:
-        """Leave the run: the operator wants it."""
-
-    def meet(self, sites: Iterable[Site]) -> None:
-        """Learn of the other sites of the run, as the coordinator knows them."""
 
 
 class CoordinatorClient:
@@ -85,7 +68,7 @@ class CoordinatorClient:
         revoked: receives the list of revoked sites.
     """
 
-    def __init__(self, link: Link, here: Here, orders: Orders, reports: Reports, revoked: Revoked) -> None:
+    def __init__(self, link: Link, here: Coordination, orders: Orders, reports: Reports, revoked: Revoked) -> None:
         self._link, self._here, self._orders, self._reports, self._revoked = link, here, orders, reports, revoked
         self._lease = pb.RegisterReply()
         self._backoff = _retries()
@@ -146,7 +129,7 @@ class CoordinatorClient:
 
         async def send(lease: bytes, offset: int) -> None:
             about = pb.DeliverRequest(lease=lease, sheet=sheet, size=len(content), digest=digest, offset=offset)
-            await self._link.deliver(_delivery(about, BytesIO(content)), DELIVERY)
+            await self._link.deliver(_parts(about, BytesIO(content)), DELIVERY)
 
         while True:
             if self._lease.lease:
@@ -292,14 +275,14 @@ class CoordinatorClient:
         if order.activity == pb.Order.ACTIVITY_STOP:
             log.info("the run's operator wants this site to leave")
             self._here.stop()
-        kind = order.assignment.WhichOneof("kind") or "replica"
+        kind = order.assignment.WhichOneof("kind")
         try:
             wanted = experts(order.assignment.expert) if kind == "expert" else None
         except PierError as error:
             log.error("an order of the coordinator cannot be followed: %s", error)
             return
         stage = order.assignment.stage.number if kind == "stage" else None
-        self._orders.take(order.epoch, order.activity == pb.Order.ACTIVITY_PAUSE, kind, wanted, stage)
+        self._orders.take(order.epoch, order.activity == pb.Order.ACTIVITY_PAUSE, wanted, stage)
 
     def _heard(self) -> None:
         if self._away:
@@ -313,16 +296,11 @@ class CoordinatorClient:
         await asyncio.sleep(_spread(self._backoff.seconds()))
 
 
-async def _delivery(first: pb.DeliverRequest, file: BytesIO) -> AsyncIterator[pb.DeliverRequest]:
+async def _parts(first: P, file: BufferedReader | BytesIO) -> AsyncIterator[P]:
+    """The messages that send a file, from `first.offset` on."""
     yield first
     async for piece in pieces_of(file, first.offset):
-        yield pb.DeliverRequest(piece=piece)
-
-
-async def _parts(first: pb.CheckpointPart, file: BufferedReader) -> AsyncIterator[pb.CheckpointPart]:
-    yield first
-    async for piece in pieces_of(file, first.offset):
-        yield pb.CheckpointPart(piece=piece)
+        yield type(first)(piece=piece)
 
 
 def _retries() -> Backoff:
