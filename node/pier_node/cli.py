@@ -44,7 +44,21 @@ from pier_node.commands.options import (
 )
 
 
-@click.command()
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__)
+def main() -> None:
+    """Train one language model across sites that share nothing but the internet.
+
+    First site:   pier-node init --sites 2 && pier-node start
+
+    Other sites:  the command that the first one prints
+    """
+    # Pier reports in words for people what gRPC's core would print on the terminal.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    spin_little()
+
+
+@main.command()
 @click.option(
     "--model",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
@@ -101,7 +115,7 @@ DOMAINS_FILE = click.option(
 )
 
 
-@click.command()
+@main.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @DOMAINS_FILE
 @click.option(
@@ -131,7 +145,7 @@ def score(as_json: bool, **options: Any) -> None:
     score(ScoreOptions(**options), as_json)
 
 
-@click.command()
+@main.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False))
 @DOMAINS_FILE
@@ -165,25 +179,6 @@ def merge(**options: Any) -> None:
     from pier_node.commands.merge import MergeOptions, merge
 
     merge(MergeOptions(**options))
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__)
-def main() -> None:
-    """Train one language model across sites that share nothing but the internet.
-
-    First site:   pier-node init --sites 2 && pier-node start
-
-    Other sites:  the command that the first one prints
-    """
-    # Pier reports in words for people what gRPC's core would print on the terminal.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    spin_little()
-
-
-main.add_command(merge)
-main.add_command(score)
-main.add_command(serve)
 
 
 @main.command()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -91,7 +91,7 @@ def test_nothing_sent_is_no_saving(tmp_path: Path) -> None:
 
 
 def test_json_has_all_of_it(tmp_path: Path) -> None:
-    written = json.loads(json.dumps(measured(record(tmp_path, rounds=10), seconds=12.5).as_json()))
+    written = json.loads(json.dumps(asdict(measured(record(tmp_path, rounds=10), seconds=12.5))))
     assert written["sites"][0]["name"] == "alpha"
     assert written["validation"][0] == [0, 5.25]
     assert written["seconds"] == 12.5

@@ -15,8 +15,9 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.log import log_to
 from pier_node.base.processes import die_with_parent
 from pier_node.base.tasks import when_stopped
-from pier_node.base.units import UNKNOWN, age, amount, count, number, percent
+from pier_node.base.units import UNKNOWN, age, amount, count, number, percent, several
 from pier_node.commands.live import LiveView
 from pier_node.rounds.folder import DAEMON_FILE, load_run, require_folder
 from pier_node.site.running import Running, Status, find_daemon, on_disk, start_command
@@ -154,38 +155,33 @@ DIGITS = 12
 
 def site_table(status: Status) -> RenderableType:
     """This site and its run."""
-    table = _pairs(f"{escape(status['name'])} ({status['node']}) at {escape(status['address']) or 'no address yet'}")
-    members = len(status["members"])
-    table.add_row("run", f"{status['run']} ({status['run_hash'][:8]})")
-    table.add_row("round", f"{status['round']} of {status['rounds']}, step {_steps(status)}")
-    table.add_row(
-        "state", f"digest {status['digest'][:DIGITS] or UNKNOWN}, made by {members} site{'s' * (members != 1)}"
-    )
-    if status["fingerprint"]:
-        table.add_row("fingerprint", status["fingerprint"])
-    table.add_row("phase", status["phase"])
-    if status["expert"]:
-        table.add_row("expert", escape(status["expert"]))
-    table.add_row(
-        "loss", f"{number(status['loss'], 4)}, validation {number(status['validation_loss'], 4)} (nats a token)"
-    )
-    table.add_row("speed", f"{count(status['tokens_per_second'])} tokens/s; {count(status['tokens'])} tokens so far")
-    table.add_row("sent", f"{amount(status['bytes_sent'])}; last outer round {number(status['round_seconds'], 2)} s")
-    table.add_row("utilisation", f"{percent(status['utilisation'])} of the time in inner steps")
-    if device := status.get("device"):
+    members, device, logged = len(status["members"]), "", ""
+    if name := status.get("device"):
         memory = f"; {amount(status['device_bytes'])} of memory" if status["device_bytes"] else ""
         mfu = f"; MFU {percent(status['mfu'])}" if status["mfu"] is not None else ""
-        table.add_row("device", escape(f"{device}{memory}{mfu}"))
-    if status["metrics"]:
-        logged = (f"{name} {it if isinstance(it, str) else number(it, 4)}" for name, it in status["metrics"].items())
-        table.add_row("logged", escape(", ".join(logged)))
-    if _in_pairs(status):
-        table.add_row(
-            "replicas", f"spread {_spread(status['spread'])}, {_spread(status['mean_spread'])} over all sites"
-        )
-    if status["message"]:
-        table.add_row("message", escape(status["message"]))
-    return table
+        device = f"{name}{memory}{mfu}"
+    if metrics := status["metrics"]:
+        logged = ", ".join(f"{name} {it if isinstance(it, str) else number(it, 4)}" for name, it in metrics.items())
+    steps = f"{count(status['inner_step'])} of {count(status['total_steps'])}"
+    spread = f"spread {_spread(status['spread'])}, {_spread(status['mean_spread'])} over all sites"
+    rows = {
+        "run": f"{status['run']} ({status['run_hash'][:8]})",
+        "round": f"{status['round']} of {status['rounds']}, step {steps}",
+        "state": f"digest {status['digest'][:DIGITS] or UNKNOWN}, made by {several(members, 'site')}",
+        "fingerprint": status["fingerprint"],
+        "phase": status["phase"],
+        "expert": escape(status["expert"]),
+        "loss": f"{number(status['loss'], 4)}, validation {number(status['validation_loss'], 4)} (nats a token)",
+        "speed": f"{count(status['tokens_per_second'])} tokens/s; {count(status['tokens'])} tokens so far",
+        "sent": f"{amount(status['bytes_sent'])}; last outer round {number(status['round_seconds'], 2)} s",
+        "utilisation": f"{percent(status['utilisation'])} of the time in inner steps",
+        "device": escape(device),
+        "logged": escape(logged),
+        "replicas": spread if _in_pairs(status) else "",
+        "message": escape(status["message"]),
+    }
+    address = escape(status["address"]) or "no address yet"
+    return _pairs(f"{escape(status['name'])} ({status['node']}) at {address}", rows)
 
 
 def peers_table(status: Status) -> RenderableType:
@@ -210,21 +206,21 @@ def peers_table(status: Status) -> RenderableType:
 
 def disk_table(found: dict[str, Any]) -> RenderableType:
     """A site that does not run."""
-    table = _pairs(f"No daemon runs for {escape(found['data'])}.")
+    rows = {"on disk": "no run: this folder has not been started yet"}
     if "run" in found:
-        table.add_row("run", f"{found['run']} ({found['run_hash'][:8]})")
-        table.add_row("on disk", _saved(found))
-    else:
-        table.add_row("on disk", "no run: this folder has not been started yet")
-    table.add_row("start it", escape(found["command"]))
-    return table
+        rows = {"run": f"{found['run']} ({found['run_hash'][:8]})", "on disk": _saved(found)}
+    return _pairs(f"No daemon runs for {escape(found['data'])}.", rows | {"start it": escape(found["command"])})
 
 
-def _pairs(title: str) -> Table:
+def _pairs(title: str, rows: Mapping[str, str]) -> Table:
+    """Names and texts; what is empty is left out."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, title=title, title_justify="left", pad_edge=False)
     table.title_style = "bold"
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
+    for name, text in rows.items():
+        if text:
+            table.add_row(name, text)
     return table
 
 
@@ -259,10 +255,6 @@ def _called(peer: Status) -> str:
     return escape(peer["name"]) or str(peer["node"])
 
 
-def _steps(status: Status) -> str:
-    return f"{count(status['inner_step'])} of {count(status['total_steps'])}"
-
-
 def _saved(found: dict[str, Any]) -> str:
     if "round" not in found:
         return f"no checkpoint yet of {found['rounds']} rounds"
@@ -288,7 +280,7 @@ def status(folder: Path, as_json: bool, watch: bool) -> int:
     if running is None:
         return _show_disk(folder, console, as_json)
     if not watch:
-        _show(running.status(), console, as_json)
+        _show(running.status(), as_json, console.print)
         return 0
     try:
         _follow(folder, running, console, as_json)
@@ -306,28 +298,22 @@ def _show_disk(folder: Path, console: Console, as_json: bool) -> int:
     return NOT_RUNNING
 
 
-def _show(found: Status, console: Console, as_json: bool) -> None:
+def _show(found: Status, as_json: bool, put: Callable[[RenderableType], None]) -> None:
     if as_json:
         print(json.dumps({"running": True, **found}), flush=True)
     else:
-        console.print(_tables(found))
-
-
-def _tables(found: Status) -> RenderableType:
-    return Group(site_table(found), "", peers_table(found))
+        put(Group(site_table(found), "", peers_table(found)))
 
 
 def _follow(folder: Path, running: Running, console: Console, as_json: bool) -> None:
     """Show the status repeatedly. Returns when the daemon has ended; a busy daemon is asked again."""
     with Live(console=console, auto_refresh=False) as live:
+        put = partial(live.update, refresh=True) if console.is_terminal else console.print
         while find_daemon(folder) == running:
             try:
                 found = running.status()
             except PierError as error:
                 print(error.problem, file=sys.stderr)
             else:
-                if as_json or not console.is_terminal:
-                    _show(found, console, as_json)
-                else:
-                    live.update(_tables(found), refresh=True)
+                _show(found, as_json, put)
             time.sleep(EVERY)

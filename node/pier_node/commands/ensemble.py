@@ -87,7 +87,7 @@ def report_tables(report: Report) -> RenderableType:
 
 def _forgotten(report: Report) -> Iterator[RenderableType]:
     """A row for each expert whose parent was also scored; nothing if there is none."""
-    table = _columns("bits per byte against its parent")
+    table = columns("bits per byte against its parent")
     for name in ("own domain", "others, mean", "worst", ""):
         table.add_column(name, justify="left" if not name else "right", overflow="ellipsis")
     for index, expert in enumerate(report.experts):
@@ -102,7 +102,7 @@ def _forgotten(report: Report) -> Iterator[RenderableType]:
 
 
 def _score_table(report: Report, title: str, shown: Callable[[Standing], str]) -> Table:
-    table = _columns(title)
+    table = columns(title)
     for name in report.mean:
         table.add_column(name, justify="right", no_wrap=True)
     for domain, result in report.domains.items():
@@ -115,7 +115,8 @@ def _score_table(report: Report, title: str, shown: Callable[[Standing], str]) -
     return table
 
 
-def _columns(first: str) -> Table:
+def columns(first: str) -> Table:
+    """A table whose first column has this title."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
     table.add_column(first, overflow="ellipsis")
     return table

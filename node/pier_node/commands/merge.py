@@ -22,7 +22,7 @@ from rich.table import Table
 from pier_node.base.errors import PierError
 from pier_node.base.log import print_as_is
 from pier_node.base.units import count
-from pier_node.commands.ensemble import sections_of
+from pier_node.commands.ensemble import columns, sections_of
 from pier_node.experts import merging
 from pier_node.experts.card import load_ensemble
 from pier_node.experts.merging import MergedDecoder
@@ -162,8 +162,7 @@ def _tune(model: MergedDecoder, texts: Mapping[str, Windows], options: MergeOpti
 
 def _table(model: MergedDecoder, experts: Mapping[str, Decoder], texts: Mapping[str, Rows]) -> Table:
     """Bits per byte of the expert of each domain, and of the merged model."""
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
-    table.add_column("bits per byte", overflow="ellipsis")
+    table = columns("bits per byte")
     table.add_column("its expert", justify="right")
     table.add_column("merged", justify="right")
     own = {domain: expert for name, expert in experts.items() for domain in name.split("+")}

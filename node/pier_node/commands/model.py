@@ -198,7 +198,8 @@ def evaluate_omissions(
     """
     config, weights, place = site_config(data), find_weights(data, model), pick_device(device)
     windows = validation_windows(config, weights, data, dataset, batches)
-    blocks = stage_blocks(weights.config.layers, _stages(config, weights.config.layers))
+    layers, stages = weights.config.layers, config.pipeline.stages
+    blocks = stage_blocks(layers, stages if stages > 1 else layers)  # without a pipeline, every block is a stage
     count = min(round(skip * len(blocks)), len(blocks) - 1)
     decoder, bf16 = divisible(weights.any_model(place)), uses_bf16(place, config.inner.precision)
     decoder.separator = document_separator(config.data)
@@ -207,17 +208,12 @@ def evaluate_omissions(
         "any": choices(len(blocks), count),
         "the last": early_exits(len(blocks)),
     }
-    rows = {kind: omissions(decoder, windows, blocks, stages, bf16) for kind, stages in wanted.items()}
+    rows = {kind: omissions(decoder, windows, blocks, left, bf16) for kind, left in wanted.items()}
     if plot:
         _draw(rows, plot)
     if as_json:
         return json.dumps({kind: [asdict(it) for it in found] for kind, found in rows.items()})
     return _omission_table(rows, len(blocks), weights.origin)
-
-
-def _stages(config: RunConfig, layers: int) -> int:
-    """Number of stages of the run's pipeline; in a run without one, every block is a stage."""
-    return config.pipeline.stages if config.pipeline.stages > 1 else layers
 
 
 def _omission_table(rows: Rows, stages: int, origin: str) -> str:

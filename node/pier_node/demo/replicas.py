@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -203,7 +203,7 @@ def _tell(demo: Demo, record: Record, seconds: float) -> bool:
         text = sample(demo.work / record.newest.name, model)
         draw(record, plot)
     files = {"model": model, "loss curve": plot, "all numbers": demo.work / RESULT_FILE, "sites and logs": demo.work}
-    everything = {**result.as_json(), "text": text, "export": str(model), "plot": str(plot)}
+    everything = {**asdict(result), "text": text, "export": str(model), "plot": str(plot)}
     demo.finish(everything, report(result, text, files))
     return result.digests_equal and all(site.finished and not site.exit_code for site in result.sites)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -110,10 +109,6 @@ class Result:
     validation: Curve
     sites: list[SiteResult]
 
-    def as_json(self) -> dict[str, Any]:
-        """The result for `json.dumps`."""
-        return asdict(self)
-
 
 def measured(record: Record, seconds: float) -> Result:
     """The numbers of a finished run."""
@@ -213,14 +208,8 @@ def _sites(result: Result) -> Table:
         table.add_column(heading, justify="right")
     table.add_column("weights")
     for site in result.sites:
-        row = (
-            f"{max(site.round, 0)}",
-            count(site.tokens),
-            amount(site.bytes_sent),
-            percent(site.utilisation),
-            _weights(site),
-        )
-        table.add_row(site.name, *row)
+        numbers = count(site.tokens), amount(site.bytes_sent), percent(site.utilisation)
+        table.add_row(site.name, f"{max(site.round, 0)}", *numbers, _weights(site))
     return table
 
 

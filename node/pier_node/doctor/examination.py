@@ -49,25 +49,6 @@ def doctor(settings: Settings, as_json: bool) -> int:
     return int(is_wrong(findings))
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """The other sites as they were found."""
-
-    sites: int
-    """Number of sites that take part or answer, this one included."""
-    links: Sequence[Link]
-
-    @property
-    def slowest(self) -> float:
-        """Bandwidth of the slowest link in its slower direction, in bytes per second; 0: none was measured."""
-        return min((min(link.up, link.down) for link in self.links), default=0.0)
-
-    @property
-    def farthest(self) -> float:
-        """Longest round trip of a link, in seconds; 0: none was measured."""
-        return max((link.round_trip for link in self.links), default=0.0)
-
-
 async def examine(settings: Settings) -> list[Finding]:
     """Check everything. Raises PierError: the options contradict each other or are incomplete."""
     here = Standpoint.of(settings)
@@ -78,8 +59,8 @@ async def examine(settings: Settings) -> list[Finding]:
     if here.config is None:
         return lost
     address, seen, links = await _visit(here, here.config, found.met)
-    around = Surroundings(max(here.config.run.sites, 1 + len(found.met)), links)
-    return [address, *_of_this_machine(here, here.config, around), *seen, *lost]
+    sites = max(here.config.run.sites, 1 + len(found.met))  # that take part or answer, this one included
+    return [address, *_of_this_machine(here, here.config, sites, links), *seen, *lost]
 
 
 async def _meet(here: Standpoint) -> Round:
@@ -133,7 +114,7 @@ async def _listen(here: Standpoint, config: RunConfig, carrier: SiteCarrier) -> 
     return choice.address, Finding(THIS_SITE, "address", Verdict.OK, choice.why)
 
 
-def _of_this_machine(here: Standpoint, config: RunConfig, around: Surroundings) -> list[Finding]:
+def _of_this_machine(here: Standpoint, config: RunConfig, sites: int, links: Sequence[Link]) -> list[Finding]:
     parameters, folder, stages = Layout.of_run(config).length, here.settings.folder, config.pipeline.stages
     if stages > 1:  # a site holds one of them
         parameters = max(stage_layout(config.model, stages, stage).length for stage in range(stages))
@@ -143,16 +124,19 @@ def _of_this_machine(here: Standpoint, config: RunConfig, around: Surroundings) 
     return [
         machine.disk_finding(folder, config, parameters, machine.free_disk(folder), here.daemon is not None),
         machine.memory_finding(config, parameters, workers, held, machine.free_memory()),
-        *([] if stages > 1 else _of_replicas(here, config, parameters, around)),
-        *machine.idle_finding(machine.forgets_idle_links(), around.farthest),
+        *([] if stages > 1 else _of_replicas(here, config, parameters, sites, links)),
+        *machine.idle_finding(machine.forgets_idle_links(), max((link.round_trip for link in links), default=0.0)),
     ]
 
 
-def _of_replicas(here: Standpoint, config: RunConfig, parameters: int, around: Surroundings) -> list[Finding]:
+def _of_replicas(
+    here: Standpoint, config: RunConfig, parameters: int, sites: int, links: Sequence[Link]
+) -> list[Finding]:
+    slowest = min((min(link.up, link.down) for link in links), default=0.0)
     speed, measured = here.status.get("tokens_per_second") or 0.0, here.status.get("utilisation")
     return [
         *machine.workers_findings(config, here.settings),
-        utilisation_finding(config, parameters, around.sites, around.slowest, speed, measured),
+        utilisation_finding(config, parameters, sites, slowest, speed, measured),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from itertools import groupby
 from typing import Any
@@ -66,17 +66,7 @@ def show(findings: Sequence[Finding], console: Console) -> None:
 
 def as_fields(findings: Sequence[Finding]) -> dict[str, Any]:
     """The findings for programs."""
-    lines = [
-        {
-            "site": finding.site,
-            "check": finding.check,
-            "verdict": finding.verdict.value.lower(),
-            "detail": finding.detail,
-            "remedy": finding.remedy,
-            "values": dict(finding.values),
-        }
-        for finding in findings
-    ]
+    lines = [{**asdict(finding), "verdict": finding.verdict.value.lower()} for finding in findings]
     return {"ok": not is_wrong(findings), "findings": lines}
 
 

@@ -106,13 +106,17 @@ class Round:
 async def go_round(carrier: Carrier, addresses: Iterable[str], run_hash: bytes) -> Round:
     """Say hello at addresses and to all sites named there, concurrently. Each site is met once, this one not at all."""
     request = HelloRequest(protocol=PROTOCOL, run_hash=run_hash, site=Site(node=carrier.node))
-    found, tried, waiting = Round({}, {}), set[str](), set(addresses)
+    found, nodes, tried, waiting = Round({}, {}), {carrier.node}, set[str](), set(addresses)
     while waiting:
         tried |= waiting
         answers = await asyncio.gather(*(_greet(carrier, address, request) for address in sorted(waiting)))
         named = [site.address for answer in answers if isinstance(answer, HelloReply) for site in answer.roster]
         for address, answer in zip(sorted(waiting), answers, strict=True):
-            _note(found, carrier.node, address, answer)
+            if isinstance(answer, PeerLost):
+                found.missed[address] = answer.reason
+            elif answer.site.node not in nodes:
+                nodes.add(answer.site.node)
+                found.met[address] = answer
         known = {reply.site.address for reply in found.met.values()}
         waiting = {address for address in named if address} - tried - known
     return found
@@ -123,13 +127,6 @@ async def _greet(carrier: Carrier, address: str, request: HelloRequest) -> Hello
         return await carrier.greet(address, request, GREETING)
     except PeerLost as lost:
         return lost
-
-
-def _note(found: Round, me: str, address: str, answer: HelloReply | PeerLost) -> None:
-    if isinstance(answer, PeerLost):
-        found.missed[address] = answer.reason
-    elif answer.site.node not in {me, *(reply.site.node for reply in found.met.values())}:
-        found.met[address] = answer
 
 
 def missed(name: str, address: str, reason: str) -> Finding:

@@ -54,10 +54,8 @@ class Ranks:
             )
         self._group = dist.new_group(backend="gloo", timeout=PATIENCE) if self.count > 1 else None
         hosts = self.gather(_host())
-        self.here, self.away = (
-            hosts[self.own] == hosts[0],
-            [rank for rank in range(self.count) if hosts[rank] != hosts[0]],
-        )
+        self.here = hosts[self.own] == hosts[0]
+        self.away = [rank for rank in range(self.count) if hosts[rank] != hosts[0]]
 
     def share(self, line: bytes) -> bytes:
         """What rank 0 has, at every rank."""

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
-from pier_node.base.shared import SharedVector, Vector
+from pier_node.base.shared import SharedVector
 from pier_node.config.run import OuterSection, RunConfig
 from pier_node.engine import messages
 from pier_node.outer.schedule import Kind, RoundPlan
@@ -115,16 +115,6 @@ class InnerSteps:
         self.resting = True
         self._load_moments = False
 
-    @property
-    def weights(self) -> Vector:
-        """What the last job published: weights, or a mean gradient; shape [parameters]."""
-        return self._trainer.outbox.array
-
-    @property
-    def moments(self) -> tuple[SharedVector, SharedVector]:
-        """AdamW's m and v as the last job published them."""
-        return self._trainer.adam_m, self._trainer.adam_v
-
     async def train(
         self, plan: RoundPlan, steps: int, start: SharedVector, until: asyncio.Task[Any] | None = None
     ) -> Trained:
@@ -173,10 +163,6 @@ class InnerSteps:
             if waiting is not None:
                 waiting.cancel()
 
-    async def evaluate(self, anchor: SharedVector) -> float:
-        """Validation loss of these weights, in nats per token."""
-        return await self._trainer.evaluate(anchor)
-
     def take_moments(self, adam_m: SharedVector | None, adam_v: SharedVector | None, adam_step: int) -> None:
         """Continue with these AdamW moments, if there are any."""
         if adam_m is None or adam_v is None:
@@ -187,7 +173,7 @@ class InnerSteps:
 
     def forget_moments(self) -> None:
         """Reset the moments, as if nothing had been trained."""
-        for vector in self.moments:
+        for vector in (self._trainer.adam_m, self._trainer.adam_v):
             vector.array.fill(0)
         self.adam_step, self._load_moments = 0, True
 

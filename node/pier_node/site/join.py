@@ -160,11 +160,6 @@ class Membership:
         """Node id of the run's witness: the coordinator, which gave this site its place; empty if it has none."""
         return self.enrolment.node if self.enrolment and self.config.run.witness else ""
 
-    @property
-    def name(self) -> str:
-        """The last name of this site; empty: it has none yet."""
-        return self.record.name if self.record else ""
-
     def command(self, address: str) -> str:
         """The command with which another site joins the run. There is no secret in it."""
         if self.enrolment:

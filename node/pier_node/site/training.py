@@ -85,7 +85,7 @@ class Training(Work):
         on_commit: OnCommit,
     ) -> None:
         self._config, self._layout, self._agreement = config, layout, agreement
-        self._rounds, self.progress, self._on_commit = agreement.rounds, progress, on_commit
+        self._rounds, self._trainer, self.progress, self._on_commit = agreement.rounds, trainer, progress, on_commit
         self._inner = InnerSteps(config, trainer, progress)
         outer = config.outer
         self._unsent = UnsentUpdate(
@@ -137,14 +137,13 @@ class Training(Work):
 
     def snapshot(self) -> Checkpoint:
         """A checkpoint of this site at rest."""
-        state, pending, inner = self._rounds.decided, self._unsent, self._inner
-        own = ADAM_M not in state.tensors and inner.adam_step > 0
-        adam_m, adam_v = inner.moments if own else (None, None)
+        state, pending, trainer, adam_step = self._rounds.decided, self._unsent, self._trainer, self._inner.adam_step
+        own = ADAM_M not in state.tensors and adam_step > 0
         return Checkpoint(
             state=state,
-            adam_m=adam_m,
-            adam_v=adam_v,
-            adam_step=inner.adam_step if own else 0,
+            adam_m=trainer.adam_m if own else None,
+            adam_v=trainer.adam_v if own else None,
+            adam_step=adam_step if own else 0,
             inner_step=self.progress.inner_step,
             tokens=self.progress.tokens,
             pending=pending.delta if pending else None,
@@ -265,7 +264,7 @@ class Training(Work):
         try:
             await self._saved()
         finally:
-            start, weights = self._start.array, self._inner.weights
+            start, weights = self._start.array, self._trainer.outbox.array
             if tokens and not await asyncio.to_thread(self._unsent.learn, start, weights, tokens):
                 log.warning(
                     "%d tokens have changed no weight: is the learning rate 0, or does the optimizer step other "
@@ -281,7 +280,7 @@ class Training(Work):
         self._flight = Flight(plan, self._rounds.state, asyncio.create_task(self._exchange(plan, update)))
 
     def _update(self, plan: RoundPlan, tokens: int) -> Update:
-        outbox, norm, pending = self._inner.weights, self._rounds.state.norm, self._unsent
+        outbox, norm, pending = self._trainer.outbox.array, self._rounds.state.norm, self._unsent
         part = plan.span(self._layout.length)
         if plan.kind is Kind.SOLO:
             return worth_sending(plan, Update(outbox, tokens), norm)
@@ -322,7 +321,7 @@ class Training(Work):
 
         def step(state: OuterState, mean: SharedVector, tokens: Mapping[str, int]) -> OuterState:
             alone = whole and len(tokens) == 1 and tokens.get(self._agreement.node, 0) > 0
-            weights = self._inner.weights if alone else None
+            weights = self._trainer.outbox.array if alone else None
             return advance(state, mean, tokens, plan, self._layout, self._config.inner, weights)
 
         return step
@@ -400,7 +399,7 @@ class Training(Work):
     async def validate(self, state: OuterState) -> None:
         """Compute the loss of the state's anchor on the validation split, which is the same at every site."""
         with span("validation"):
-            loss = await self._inner.evaluate(state.tensors[ANCHOR])
+            loss = await self._trainer.evaluate(state.tensors[ANCHOR])
         if math.isnan(loss):  # a program of the site's owner validates for itself
             return
         self.progress.validation_loss, self.progress.validated_round = loss, state.round

@@ -20,6 +20,8 @@ from io import BufferedReader, BytesIO
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
+import psutil
+
 from pier_node import __version__
 from pier_node.base.errors import PierError
 from pier_node.base.patience import Backoff
@@ -31,7 +33,7 @@ from pier_node.rounds.revocations import REVOKED, Revoked
 from pier_node.rounds.roster import Roster
 from pier_node.site.coordinator.expert_messages import experts
 from pier_node.site.coordinator.link import DELIVERY, Link, NoLease, Refused, Unreachable
-from pier_node.site.coordinator.records import Noting, Recorder, Reports, cpu_busy, memory_held
+from pier_node.site.coordinator.records import Noting, Recorder, Reports, memory_held
 from pier_node.site.orders import Orders
 from pier_node.site.report import Names, Reporter
 from pier_node.site.settings import Settings
@@ -384,9 +386,9 @@ class Coordination:
         return replace(place, slot=reply.slot, founded_by=reply.founder).with_peers(peers.values())
 
     async def sample(self) -> None:
-        """Sample the training periodically until cancelled."""
+        """Sample the training periodically until cancelled, and how busy the cores were since the last sample."""
         while True:
-            self.recorder.sample(await asyncio.to_thread(memory_held), cpu_busy())
+            self.recorder.sample(await asyncio.to_thread(memory_held), psutil.cpu_percent(None) / 100)
             await asyncio.sleep(SAMPLE)
 
     async def close(

@@ -160,30 +160,13 @@ class Link:
             return _parsed(pb.GiveCheckpointReply, answer)
         raise Unreachable("it ended the stream")
 
-    async def fetch_checkpoint(
-        self, request: pb.FetchCheckpointRequest, timeout: float
-    ) -> AsyncGenerator[pb.CheckpointPart]:
+    def fetch_checkpoint(self, request: pb.FetchCheckpointRequest, timeout: float) -> AsyncGenerator[pb.CheckpointPart]:
         """Yield the parts of a checkpoint as they arrive. Raises NoLease, Refused, Unreachable."""
-        method = self._channel.unary_stream(f"/{SERVICE}/FetchCheckpoint", None, None)
-        call = method(request.SerializeToString(), timeout=timeout)
-        try:
-            async for raw in call:
-                yield _parsed(pb.CheckpointPart, raw)
-        except grpc.aio.AioRpcError as error:
-            raise self._problem(error, timeout) from error
-        finally:
-            call.cancel()
+        return self._stream("FetchCheckpoint", request, pb.CheckpointPart, timeout)
 
-    async def watch(self, request: pb.WatchRequest) -> AsyncGenerator[pb.Order]:
+    def watch(self, request: pb.WatchRequest) -> AsyncGenerator[pb.Order]:
         """Yield orders as they arrive, the current one first. Raises NoLease, Refused, Unreachable."""
-        call = self._channel.unary_stream(f"/{SERVICE}/Watch", None, None)(request.SerializeToString())
-        try:
-            async for raw in call:
-                yield _parsed(pb.Order, raw)
-        except grpc.aio.AioRpcError as error:
-            raise self._problem(error, None) from error
-        finally:
-            call.cancel()
+        return self._stream("Watch", request, pb.Order, None)
 
     async def close(self) -> None:
         """Close the connection. Calls in progress fail."""
@@ -195,6 +178,16 @@ class Link:
             return _parsed(reply, await call(request.SerializeToString(), timeout=timeout))
         except grpc.aio.AioRpcError as error:
             raise self._problem(error, timeout) from error
+
+    async def _stream(self, method: str, request: Message, reply: type[R], timeout: float | None) -> AsyncGenerator[R]:
+        call = self._channel.unary_stream(f"/{SERVICE}/{method}", None, None)(request.SerializeToString(), timeout)
+        try:
+            async for raw in call:
+                yield _parsed(reply, raw)
+        except grpc.aio.AioRpcError as error:
+            raise self._problem(error, timeout) from error
+        finally:
+            call.cancel()
 
     async def _end_of(self, call: grpc.aio.StreamStreamCall[bytes, bytes], timeout: float) -> Exception:
         try:

@@ -86,10 +86,10 @@ def known(loss: float) -> float:
 
 
 class Recorder:
-    """Writes the records of one site."""
+    """Writes the records of one site into `reports`."""
 
     def __init__(self, reports: Reports, progress: Progress, carrier: SiteCarrier, roster: Roster) -> None:
-        self._reports, self._progress, self._carrier, self._roster = reports, progress, carrier, roster
+        self.reports, self._progress, self._carrier, self._roster = reports, progress, carrier, roster
         self._compute, self._waited, self._sent = progress.compute, progress.waited, carrier.bytes_sent()
         self._sample = ""
 
@@ -131,7 +131,7 @@ class Recorder:
 
         def add() -> None:
             for each in (Record(time=time.time(), round=record), *links):
-                self._reports.add(each)
+                self.reports.add(each)
 
         return add
 
@@ -158,16 +158,11 @@ class Recorder:
             cpu=cpu,
             gradient_norm=progress.gradient_norm if math.isfinite(progress.gradient_norm) else 0.0,
         )
-        self._reports.add(Record(time=time.time(), sample=record))
-
-    @property
-    def waiting(self) -> int:
-        """Number of records that the coordinator has not stored yet."""
-        return len(self._reports)
+        self.reports.add(Record(time=time.time(), sample=record))
 
     def note(self, level: int, text: str) -> None:
         """Record something worth reading."""
-        self._reports.add(Record(time=time.time(), note=Note(level=level, text=printable(text[:LINE]))))
+        self.reports.add(Record(time=time.time(), note=Note(level=level, text=printable(text[:LINE]))))
 
     def _link(self, peer: str, bandwidth: float) -> Record:
         trip, sent = self._roster.contacts[peer].round_trip, self._carrier.bytes_sent_to(peer)
@@ -184,13 +179,8 @@ class Noting(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Record it."""
-        if record.levelno >= logging.WARNING or self._recorder.waiting < BATCH:
+        if record.levelno >= logging.WARNING or len(self._recorder.reports) < BATCH:
             self._recorder.note(record.levelno, record.getMessage())
-
-
-def cpu_busy() -> float:
-    """Fraction of the machine's cores that was busy since the last call; 0 at the first call."""
-    return float(psutil.cpu_percent(None)) / 100
 
 
 def memory_held() -> int:
