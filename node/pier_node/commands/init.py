@@ -122,7 +122,8 @@ def init(path: Path, wanted: Wanted, force: bool) -> str:
     Raises:
         PierError: it exists (without `force`), or cannot be written; or the pace is given and the sites are not.
     """
-    how, tables = f"  {_start(path)}", recipe("" if wanted.weights else wanted.preset, wanted.steps)
+    how = "  pier-node start" + ("" if path == RUN_TOML else f" --run {shlex.quote(str(path))}")
+    tables = recipe("" if wanted.weights else wanted.preset, wanted.steps)
     tables["run"], sites = {**wanted.run}, wanted.run.get("sites", 0)
     if wanted.weights is None:
         tables["model"] = {"preset": wanted.preset} if wanted.preset else {}
@@ -177,10 +178,6 @@ def _name_tokenizer(tables: dict[str, dict[str, Any]]) -> None:
     name = tables.get("data", {}).get("tokenizer", "bytes")
     if name != "bytes" and Path(name).exists():
         tables["data"]["tokenizer_hash"] = open_tokenizer(name).fingerprint
-
-
-def _start(path: Path) -> str:
-    return "pier-node start" if path == RUN_TOML else f"pier-node start --run {shlex.quote(str(path))}"
 
 
 def _how_many(sites: int) -> str:

@@ -160,29 +160,22 @@ async def show_ensemble(folder: Path, console: Console) -> dict[str, Any]:
 
     Returns the scores. Raises PierError: it cannot be scored or served.
     """
-    async with _in_time(folder):
-        report = json.loads(await output("pier-node", "score", str(folder), "--rows", ROWS, "--json"))
-        console.print(_best(report), highlight=False, soft_wrap=True)
-        async with _served(folder) as address, aiohttp.ClientSession() as session:
-            body = {"prompt": PROMPT, "max_tokens": TOKENS, "seed": 1, "logprobs": 0}
-            async with session.post(f"{address}/completions", json=body) as answer:
-                told = await answer.json()
-    console.print(_coloured(told["choices"][0]["logprobs"]), highlight=False)
-    print_as_is(console, f"Type into it yourself: pier-node serve --experts {folder}")
-    return dict(report)
-
-
-@asynccontextmanager
-async def _in_time(folder: Path) -> AsyncIterator[None]:
-    """Raises PierError when the block takes longer than DEADLINE seconds."""
     try:
         async with asyncio.timeout(DEADLINE):
-            yield
+            report = json.loads(await output("pier-node", "score", str(folder), "--rows", ROWS, "--json"))
+            console.print(_best(report), highlight=False, soft_wrap=True)
+            async with _served(folder) as address, aiohttp.ClientSession() as session:
+                body = {"prompt": PROMPT, "max_tokens": TOKENS, "seed": 1, "logprobs": 0}
+                async with session.post(f"{address}/completions", json=body) as answer:
+                    told = await answer.json()
     except TimeoutError as error:
         raise PierError(
             f"the ensemble of {folder} was not scored and served within {DEADLINE:.0f} s",
             f"Other programs may want the processors. Try by hand: pier-node score {folder}",
         ) from error
+    console.print(_coloured(told["choices"][0]["logprobs"]), highlight=False)
+    print_as_is(console, f"Type into it yourself: pier-node serve --experts {folder}")
+    return dict(report)
 
 
 @asynccontextmanager

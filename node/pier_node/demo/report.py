@@ -174,7 +174,8 @@ def _summary(result: Result) -> Table:
     bits = f"{result.initial_bits_per_byte:.3f} → {result.final_bits_per_byte:.3f} bits a byte"
     table.add_row("validation loss", f"[b]{result.initial_loss:.3f} → {result.final_loss:.3f}[/b] nats a byte, {bits}")
     table.add_row("sent by a site", _saving(result))
-    table.add_row("synchronous", f"{amount(result.synchronous_bytes)}: {_formula(result)}")
+    formula = f"2·4·P·(n−1)/n bytes a step, P = {result.parameters:,}, n = {len(result.sites)}, {result.steps} steps"
+    table.add_row("synchronous", f"{amount(result.synchronous_bytes)}: {formula}")
     table.add_row("weights", _agreement(result))
     if result.utilisation is not None:
         table.add_row("utilisation", f"{percent(result.utilisation)} of the time in inner steps, the rest in rounds")
@@ -185,11 +186,6 @@ def _summary(result: Result) -> Table:
 def _saving(result: Result) -> str:
     factor = f": [b green]{result.saving:,.1f} times less[/b green] than synchronous training" if result.saving else ""
     return f"[b]{amount(result.mean_bytes_sent)}[/b]{factor}"
-
-
-def _formula(result: Result) -> str:
-    sites = len(result.sites)
-    return f"2·4·P·(n−1)/n bytes a step, P = {result.parameters:,}, n = {sites}, {result.steps} steps"
 
 
 def _agreement(result: Result) -> str:

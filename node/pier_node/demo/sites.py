@@ -192,22 +192,18 @@ class Coordinator(Program):
 class Site(Program):
     """One `pier-node start`."""
 
-    def __init__(self, work: Path, name: str, threads: int = 1, transport: Transport = "grpc") -> None:
-        super().__init__(work, name, threads)
-        self._transport = transport
-
     async def start(self, *way: str) -> None:
-        """Join a run: `--coordinator … --token-file …`."""
+        """Join a run: see `Sites.invited`."""
         options = ["--data", str(self.folder), "--name", self.name, "--listen", ANY_PORT, "--workers", "1"]
-        await self.run("pier-node", "start", *way, *options, "--transport", self._transport)
+        await self.run("pier-node", "start", *way, *options)
 
 
 class Sites:
     """All sites of the demo and their coordinator; together the sites use each core once."""
 
     def __init__(self, work: Path, count: int, transport: Transport = "grpc") -> None:
-        threads = threads_for(count)
-        self.all = [Site(work, name, threads, transport) for name in NAMES[:count]]
+        threads, self._transport = threads_for(count), transport
+        self.all = [Site(work, name, threads) for name in NAMES[:count]]
         self.coordinator = Coordinator(work, "coordinator", threads)
 
     async def start(self, run: Path) -> str:
@@ -220,8 +216,8 @@ class Sites:
     async def invited(self, run: Path) -> list[str]:
         """Start only the coordinator. Returns the options with which sites join. Raises PierError."""
         await self.coordinator.start(run)
-        file = await self.coordinator.invite(len(self.all))
-        return ["--coordinator", str(self.coordinator.told()["address"]), "--token-file", str(file)]
+        address, file = str(self.coordinator.told()["address"]), await self.coordinator.invite(len(self.all))
+        return ["--coordinator", address, "--token-file", str(file), "--transport", self._transport]
 
     async def ended(self, patience: float) -> None:
         """Return when all sites have ended, or after `patience` seconds."""

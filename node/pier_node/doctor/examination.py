@@ -65,15 +65,11 @@ async def examine(settings: Settings) -> list[Finding]:
 
 async def _meet(here: Standpoint) -> Round:
     run_hash = here.config.hash() if here.config else b""
-    carrier = _carrier(here, run_hash)
+    carrier = make_carrier(here.transport, here.identity.node, run_hash, here.credentials)
     try:
         return await go_round(carrier, set(here.addresses) - {here.status.get("address")}, run_hash)
     finally:
         await carrier.stop()
-
-
-def _carrier(here: Standpoint, run_hash: bytes) -> SiteCarrier:
-    return make_carrier(here.transport, here.identity.node, run_hash, here.credentials)
 
 
 async def _visit(
@@ -84,7 +80,7 @@ async def _visit(
     The first finding is this site's address.
     """
     async with AsyncExitStack() as stack:
-        carrier = _carrier(here, config.hash())
+        carrier = make_carrier(here.transport, here.identity.node, config.hash(), here.credentials)
         stack.push_async_callback(carrier.stop)
         address, listening = await _listen(here, config, carrier)
         findings, links = list[Finding](), list[Link]()
