@@ -180,7 +180,9 @@ class Link:
             raise self._problem(error, timeout) from error
 
     async def _stream(self, method: str, request: Message, reply: type[R], timeout: float | None) -> AsyncGenerator[R]:
-        call = self._channel.unary_stream(f"/{SERVICE}/{method}", None, None)(request.SerializeToString(), timeout)
+        call = self._channel.unary_stream(f"/{SERVICE}/{method}", None, None)(
+            request.SerializeToString(), timeout=timeout
+        )
         try:
             async for raw in call:
                 yield _parsed(reply, raw)
