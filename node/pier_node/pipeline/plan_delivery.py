@@ -190,7 +190,8 @@ class Routing:
 
     def _lacks_last(self) -> bool:
         """Whether a stage has no site here for the last outer round."""
-        last = self._meets and self._position.voted.steps >= self._position.config.inner.total_steps
+        meets, steps = self._position.turn is Turn.MEET, self._position.config.inner.total_steps
+        last = meets and self._position.voted.steps >= steps
         return last and len({it.place.stage for it in self._here().values() if it.HasField("place")}) < self._stages
 
     def _others_wait(self, number: int) -> bool:
