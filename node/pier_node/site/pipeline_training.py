@@ -75,7 +75,7 @@ def book(progress: Progress, node: str, each: int, seconds: float, spans: Spans 
 
 
 def share(plan: Plan | None, node: str, each: int) -> int:
-    """A site's share of the tokens of an iteration, if one counted. The sites on a microbatch's path share its equally."""
+    """A site's tokens of an iteration, if one counted: the sites on a microbatch's path share its tokens equally."""
     if plan is None or plan.message.meet:
         return 0
     return round(sum(each / plan.length(microbatch) for microbatch in plan.visitors(node)))
