@@ -407,7 +407,7 @@ def export(folder: Path, out: Path, force: bool, gguf: bool) -> None:
 )
 @click.option(
     "--plot",
-    type=Picture(".svg", ".png", ".pdf"),
+    type=Picture(),
     help="With --skip: also write a plot to this file: .svg, .png or .pdf. [default: a table only]",
 )
 @DEVICE

@@ -72,7 +72,7 @@ def generate(
     show: Callable[[str], None],
 ) -> None:
     """Show the prompt and its continuation; see trainer/model/decoder.py for the arguments. Raises PierError."""
-    if not prompt.isascii() and prompt.encode(errors="replace").decode() != prompt:
+    if prompt.encode(errors="replace").decode() != prompt:
         raise PierError("the prompt is not UTF-8", "Set your terminal to UTF-8.")
     weights = find_weights(data, model)
     tokenizer = weights.open_tokenizer()

@@ -33,11 +33,15 @@ class Finite(click.FloatRange):
 
 
 class Picture(click.Path):
-    """A picture to draw, in a folder that exists: otherwise long work would come to nothing at its end."""
+    """A picture to draw, in a folder that exists: otherwise long work would come to nothing at its end.
+
+    Args:
+        suffixes: endings that its name may have; without any, .svg, .png and .pdf.
+    """
 
     def __init__(self, *suffixes: str) -> None:
         super().__init__(path_type=Path, dir_okay=False, writable=True)
-        self._suffixes = suffixes
+        self._suffixes = suffixes or (".svg", ".png", ".pdf")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Convert it; fail with a message that says what is wrong."""
@@ -178,7 +182,7 @@ DEVICE = click.option(
 )
 PLOT = click.option(
     "--plot",
-    type=Picture(".svg", ".png", ".pdf"),
+    type=Picture(),
     help="Write a plot to this file: .svg, .png or .pdf. [default: no plot]",
 )
 FORCE = click.option("--force", is_flag=True, help="Overwrite FILE if it exists. [default: refuse]")

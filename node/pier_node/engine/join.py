@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -224,16 +224,23 @@ def join(
     tables = "" if config is None else json.dumps(_read(config))
     tensors, version = list(vectors.tensors), messages.VERSION
     link.send(messages.Attach(version, tensors, step_tokens, tables, ranks.count, float(patience), [*own.can]))
-    try:
+    with _given_up(link, daemon):
         site = Site(own, link, step_tokens, optimizer, daemon.wait if daemon else lambda _: None)
+    if ENGINE_VARIABLE in os.environ and ranks.here:
+        end_with(site.daemon)
+    return site
+
+
+@contextlib.contextmanager
+def _given_up(link: Link, daemon: Daemon | None) -> Iterator[None]:
+    """End the daemon that was started for this program, if the run cannot be joined."""
+    try:
+        yield
     except BaseException:
         link.close()
         if daemon is not None:
             daemon.wait(finished=False)
         raise
-    if ENGINE_VARIABLE in os.environ and ranks.here:
-        end_with(site.daemon)
-    return site
 
 
 def _connected(words: Sequence[str], token: str | None) -> tuple[Daemon | None, socket.socket]:

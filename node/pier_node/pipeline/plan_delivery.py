@@ -158,6 +158,11 @@ class Routing:
         planning = (here & voted.electors) - self._idle.of(self._position.coming)
         return leader_of(planning or here, voted.electors)
 
+    @property
+    def _meets(self) -> bool:
+        """Whether the next round is an outer round of the replicas."""
+        return self._position.turn is Turn.MEET
+
     def _here(self, late: bool = False) -> dict[str, Pulse]:
         """Live sites that have the round before the next one; `late`: also those that will have it in a moment."""
         at, waits = self._position.coming - 1, late and asyncio.get_running_loop().time() < self._late_after
@@ -190,8 +195,7 @@ class Routing:
 
     def _lacks_last(self) -> bool:
         """Whether a stage has no site here for the last outer round."""
-        meets, steps = self._position.turn is Turn.MEET, self._position.config.inner.total_steps
-        last = meets and self._position.voted.steps >= steps
+        last = self._meets and self._position.voted.steps >= self._position.config.inner.total_steps
         return last and len({it.place.stage for it in self._here().values() if it.HasField("place")}) < self._stages
 
     def _others_wait(self, number: int) -> bool:
@@ -224,8 +228,7 @@ class Routing:
         self._learn(number, voted.steps)
         pulses = self._trusted(number, voted)
         try:
-            meets = self._position.turn is Turn.MEET
-            message = await self._planner.plan(number, voted, pulses, self._roster.round_trips(), meets)
+            message = await self._planner.plan(number, voted, pulses, self._roster.round_trips(), self._meets)
         except Lacking as lacking:
             if str(lacking) != self.lacking:
                 log.warning("round %d waits: %s", number, lacking)
@@ -299,7 +302,7 @@ class Routing:
         number, voted = self._open, self._position.voted
         if plan.round != number or message.step != voted.steps:
             raise BadMessage(f"a plan of round {plan.round} after {message.step} steps: this site is at {number}")
-        if plan.message.meet != (self._position.turn is Turn.MEET):
+        if plan.message.meet != self._meets:
             raise BadMessage(f"an iteration where replicas meet, or the reverse, in round {plan.round}")
         if self._settled(number):
             raise BadMessage("this site has a plan for that round already, or has done without one")

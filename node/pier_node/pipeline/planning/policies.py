@@ -32,8 +32,9 @@ def full_pipeline(problem: Problem) -> Problem:
     most = min(problem.microbatches, 4 * problem.waves * problem.stages)
     full = replace(problem, stage_sizes=sizes, path_length=problem.stages, rules=Rules(max_jump=1))
     for waves in range(problem.waves, most):
+        wider = replace(full, waves=waves)
         with suppress(PierError):
-            random_plan(wider := replace(full, waves=waves), 0)
+            random_plan(wider, 0)
             return wider
     return replace(full, waves=most)
 
