@@ -243,10 +243,15 @@ class DataSection(SourceSection):
     """Several sources, mixed by weight, each a table [[data.mixture]]; then source and path are not set here."""
 
     @model_validator(mode="after")
-    def check_sources(self) -> Self:
-        """Refuse a source beside a mixture, a hash of no file, and to separate documents by a byte that is in them."""
+    def check_mixture(self) -> Self:
+        """Refuse a source beside those of a mixture."""
         if self.mixture and (self.source != "stdlib" or self.path):
             raise ValueError("a mixture names its sources: leave source and path out of [data]")
+        return self
+
+    @model_validator(mode="after")
+    def check_tokenizer(self) -> Self:
+        """Refuse a hash of no file, and to separate documents by a byte that is in them."""
         if self.tokenizer_hash and self.tokenizer == "bytes":
             raise ValueError('tokenizer_hash is of a tokenizer.json: leave it out with tokenizer = "bytes"')
         if self.document_mask and self.tokenizer == "bytes":
@@ -413,15 +418,17 @@ class OuterSection(Section):
         return {**plain, "start_fraction": 0.0 if start == "none" else 0.1, **keys}
 
     @model_validator(mode="after")
-    def check_rounds(self) -> Self:
-        """Require a start to take a part of the run, and inner steps to divide evenly among the fragments.
-
-        Synchronous training has neither a start nor fragments.
-        """
+    def check_start(self) -> Self:
+        """Require a start to take a part of the run, and refuse a start with synchronous training."""
         if self.algorithm == "sync" and self.start != "none":
             raise ValueError('algorithm = "sync" is synchronous from the first step to the last: leave start out')
         if self.start != "none" and self.start_fraction == 0.0:
             raise ValueError(f'start = "{self.start}" needs start_fraction > 0, or use start = "none"')
+        return self
+
+    @model_validator(mode="after")
+    def check_fragments(self) -> Self:
+        """Require that the inner steps of a round divide evenly among the fragments."""
         if self.inner_steps % self.fragments:
             raise ValueError(f"inner_steps = {self.inner_steps} must be a multiple of fragments = {self.fragments}")
         if self.algorithm == "sync" and (self.overlap or self.fragments > 1):
@@ -496,6 +503,13 @@ class RunConfig(Section):
             raise ValueError("pipeline.stages: the model's parameters are not numbered by its blocks: leave stages out")
         return self
 
+    @model_validator(mode="after")
+    def check_witness(self) -> Self:
+        """Refuse a witness where its vote decides nothing."""
+        if self.run.witness and (self.pipeline.stages > 1 or self.outer.algorithm == "noloco"):
+            raise ValueError("run.witness is for rounds of all replicas: leave it out with pipeline.stages or noloco")
+        return self
+
     @property
     def begins_pretrained(self) -> bool:
         """Whether the founder must have weights to begin with: the seed makes none for a model of transformers."""
@@ -513,13 +527,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def check_stages(self) -> Self:
-        """Require a block and a site for every stage, and an [outer] that the replicas of stages can do.
-
-        Refuse a witness where its vote decides nothing.
-        """
+        """Require a block and a site for every stage, and an [outer] that the replicas of stages can do."""
         stages = self.pipeline.stages
-        if self.run.witness and (stages > 1 or self.outer.algorithm == "noloco"):
-            raise ValueError("run.witness is for rounds of all replicas: leave it out with pipeline.stages or noloco")
         if stages > self.model.layers:
             raise ValueError(f"pipeline.stages = {stages} needs as many blocks: model.layers = {self.model.layers}")
         if stages > max(self.run.sites, 1):
