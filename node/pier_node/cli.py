@@ -201,11 +201,14 @@ def merge(**options: Any) -> None:
     help="Mbit/s of the slowest site's link, and seconds of an inner step: chooses how updates travel, and predicts "
     "how long the run takes. [default: uncompressed]",
 )
+@click.option(
+    "--stages",
+    type=click.IntRange(min=2, max=64),
+    help="Stages of a pipeline; each site holds one. [default: no pipeline, every site has the whole model]",
+)
 @FORCE
 @explained
-def init(
-    file: Path, force: bool, pace: tuple[float, float] | None, steps: int | None, sites: int | None, **model: Any
-) -> None:
+def init(file: Path, force: bool, pace: tuple[float, float] | None, sites: int | None, **model: Any) -> None:
     """Write a run.toml with all settings, meanings and defaults.
 
     FILE is the file to write. [default: run.toml]
@@ -213,7 +216,8 @@ def init(
     from pier_node.commands.init import Pace, Wanted, init
 
     run = {"sites": sites} if sites else {}
-    click.echo(init(file, Wanted(**model, steps=steps or 0, run=run, pace=Pace(*pace) if pace else None), force))
+    given = {key: value for key, value in model.items() if value is not None}
+    click.echo(init(file, Wanted(**given, run=run, pace=Pace(*pace) if pace else None), force))
 
 
 @main.command()

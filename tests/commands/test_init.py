@@ -77,10 +77,63 @@ def test_a_prediction_is_that_of_bytes_over_the_line(call: Call, tmp_path: Path)
     assert f"{100 * 5 / (5 + exchange):.0f} %" in row
 
 
+def test_a_result_that_comes_late_costs_loss(call: Call, tmp_path: Path) -> None:
+    for mbit, loss in (("5", "+0.3 %"), ("0.5", "+1.3 %")):
+        done = call("init", tmp_path / mbit, "--sites", "2", "--pace", mbit, "0.05")
+        [row] = [line for line in done.output.splitlines() if "while sites train" in line and "Chosen" not in line]
+        assert row.endswith(loss)
+
+
+@pytest.mark.parametrize(("sites", "said"), [("4", False), ("16", True)])
+def test_more_sites_than_were_measured_are_said_to_lose_more(
+    call: Call, tmp_path: Path, sites: str, said: bool
+) -> None:
+    done = call("init", tmp_path / "run.toml", "--sites", sites, "--pace", "8", "0.1")
+    assert ("With 16 sites it was 2 % higher." in done.output) == said
+
+
 def test_a_pace_needs_sites(call: Call, tmp_path: Path) -> None:
     failed = call("init", tmp_path / "run.toml", "--pace", "8", "0.1")
     assert failed.exit_code == 1
     assert "--sites" in failed.output
+    assert not (tmp_path / "run.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sites", "microbatches", "sequences"),
+    [
+        (["--stages", "2"], 2, 8, 2),
+        (["--stages", "4", "--sites", "6"], 6, 8, 6),
+        (["--stages", "5", "--sites", "10"], 10, 10, 8),
+        (["--stages", "3", "--preset", "llama-125m"], 3, 48, 8),
+    ],
+)
+def test_a_pipeline_has_the_batch_of_replicas_and_sends_int8(
+    call: Call, tmp_path: Path, words: list[str], sites: int, microbatches: int, sequences: int
+) -> None:
+    done = call("init", tmp_path / "run.toml", *words)
+    assert done.exit_code == 0
+    assert f"{microbatches} microbatches of {sequences} sequences visit all {words[1]} stages" in done.output
+    config = load(tmp_path / "run.toml")
+    stages = config.pipeline
+    assert (config.run.sites, stages.stages, stages.path_length) == (sites, int(words[1]), int(words[1]))
+    assert (stages.microbatches, config.inner.batch_size) == (microbatches, sequences)
+    assert (stages.activation_codec, stages.gradient_codec) == ("int8", "int8")
+    assert config.outer.algorithm == "sync"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--stages", "6"], "the model's 5 blocks"),
+        (["--stages", "4", "--sites", "3"], "more than there are sites: 3"),
+        (["--stages", "2", "--pace", "8", "0.1"], "--pace is for sites that train the whole model"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_is_refused(call: Call, tmp_path: Path, words: list[str], why: str) -> None:
+    failed = call("init", tmp_path / "run.toml", *words)
+    assert failed.exit_code == 1
+    assert why in failed.output
     assert not (tmp_path / "run.toml").exists()
 
 

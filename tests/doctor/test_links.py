@@ -211,10 +211,23 @@ def test_no_advice_is_longer_than_the_run() -> None:
     assert "smaller model" in finding.remedy
 
 
+@pytest.mark.parametrize(
+    ("outer", "advice"),
+    [
+        ({}, "overlap = true with fragments = 5 ("),
+        ({"fragments": 2}, "overlap = true ("),
+        ({"algorithm": "noloco"}, "overlap = true ("),
+    ],
+)
+def test_overlap_is_advised_with_the_fragments_without_which_it_costs_loss(outer: dict[str, Any], advice: str) -> None:
+    slow = RunConfig.model_validate({"inner": {"total_steps": 100_000}, "outer": outer})
+    assert advice in utilisation_finding(slow, PARAMETERS, 2, 6.25e6, 5120, None).remedy
+
+
 def test_synchronous_training_exchanges_at_each_step() -> None:
     finding = utilisation_finding(config(algorithm="sync"), PARAMETERS, 2, 125e6, 5120, None)
     assert finding.values["compute_seconds"] == pytest.approx(0.2)
-    assert 'algorithm = "pier"' in finding.remedy
+    assert 'algorithm = "diloco"' in finding.remedy
 
 
 def test_what_is_not_known_is_said() -> None:

@@ -231,7 +231,10 @@ def utilisation_finding(
 
 def _remedy(config: RunConfig, wanted: int) -> str:
     if config.outer.algorithm == "sync":
-        return f'Synchronous training needs a faster link: choose algorithm = "pier" with inner_steps = {wanted}.'
+        return (
+            f'Synchronous training needs a faster link: choose algorithm = "diloco" with inner_steps = {wanted}, and '
+            "what else `pier-node init` writes in [outer]."
+        )
     less = _less_traffic(config)
     if wanted > config.inner.total_steps:
         return (
@@ -246,7 +249,9 @@ def _remedy(config: RunConfig, wanted: int) -> str:
 
 def _less_traffic(config: RunConfig) -> str:
     settings = [] if config.outer.codec != "none" else ['codec = "int4" (an eighth of the bytes)']
-    settings += [] if config.outer.overlap else ["overlap = true (train on while sending)"]
+    if not config.outer.overlap:  # whole models that arrive late cost loss: docs/results.md, Convergence
+        parts = "" if config.outer.fragments > 1 or config.outer.algorithm == "noloco" else " with fragments = 5"
+        settings.append(f"overlap = true{parts} (train on while sending)")
     return f"; or set outer.{' and outer.'.join(settings)}" if settings else ""
 
 
