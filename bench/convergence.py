@@ -34,8 +34,8 @@ FOLDER = Path("docs/results/convergence")
 CACHE = Path("build/convergence")
 """Tokens of the text."""
 BASELINE = "sync"
-LABEL = 0.8
-"""Per cent of loss that a name in the picture is high."""
+NAME = 14
+"""Pixels that a name in the picture is high."""
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def plot(found: Found, setting: str, file: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(9, 6))
+    figure, axes = pyplot.subplots(figsize=(9, 6), dpi=110)
     points: dict[str, tuple[float, float]] = {}
     for method in METHODS:
         over = [100 * each for each in excess(found, setting, method)]
@@ -166,18 +166,25 @@ def plot(found: Found, setting: str, file: Path) -> None:
             full = REPORTED[0] in cells
             axes.plot(bytes_less, fmean(over), "o", color="tab:blue", fillstyle="full" if full else "none")
             points[method] = bytes_less, fmean(over)
-    top = math.inf
-    for method, point in sorted(points.items(), key=lambda it: (round(math.log(it[1][0])), -it[1][1])):
-        place = point[1] if point[1] > top else min(point[1], top - LABEL)  # the names of one column do not overlap
-        axes.annotate(method, (point[0], place), xytext=(6, 3), textcoords="offset points", fontsize=8)
-        top = place
     axes.axhline(0, color="gray", linewidth=0.8)
     axes.set_xscale("log")
+    axes.set_yscale("symlog", linthresh=5, linscale=3)  # what is far above would leave no room for what matters
+    axes.yaxis.set_major_formatter("{x:+.0f}")
+    bottom, top = axes.get_ylim()
+    axes.set_yticks([-6, -4, -2, -1, 0, 1, 2, 4, 10, 20])
+    axes.set_ylim(min(bottom, -2) - 0.5, max(top, 2) + 0.5)
+    axes.set_xlim(0.7, 10_000)  # room for the names
     axes.set_xlabel("times fewer bytes sent by a site than in synchronous training in fp32")
     axes.set_ylabel(f"validation loss above tuned {BASELINE}, %")
     axes.set_title(f"Loss against bytes ({setting}: {SETTINGS[setting].sites} sites); rings: tuning has not ended")
     figure.tight_layout()
-    figure.savefig(file, dpi=110)
+    lowest: dict[int, float] = {}
+    for method, point in sorted(points.items(), key=lambda it: -it[1][1]):
+        height, column = axes.transData.transform(point)[1], round(math.log(point[0]))
+        place = min(height, lowest.get(column, math.inf) - NAME)  # the names of one column do not overlap
+        axes.annotate(method, point, xytext=(8, place - height), textcoords="offset pixels", fontsize=8, va="center")
+        lowest[column] = place
+    figure.savefig(file, dpi=figure.dpi)
 
 
 @click.group(help=__doc__)

@@ -4,8 +4,8 @@ A cell is one run: (setting, method with its hyperparameters, seed). Its name sa
 short_diloco-start_lr0.002_mu0.8_eta0.8_seed1.
 
 A method is tuned axis by axis, each time from the best values so far, on seeds that are not reported. The values with
-the least mean loss are taken, over the tuning seeds that all candidates of the axis have. So the choice, and with it
-the cells that a table needs, follows from the cells that exist.
+the least mean loss are taken, over the tuning seeds that all candidates have which have been run. So the choice, and
+with it the cells that a table needs, follows from the cells that exist.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from pathlib import Path
 from statistics import fmean
@@ -38,9 +38,8 @@ KEYS = {
     "decay": ("outer", "error_decay"),
     "density": ("outer", "density"),
     "end": ("inner", "min_lr"),
-    "h": ("outer", "inner_steps"),
 }
-"""Where each stands in run.toml; `end` as a part of the learning rate, a tenth if it is not given; `h` is H."""
+"""Where each stands in run.toml; `end` as a part of the learning rate: the setting's if it is not given."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,7 @@ class Setting:
         domains: every site has a domain of its own: source code by package family, docstrings, help texts.
         tuned_at: the setting whose tuning is taken over; "": its own.
         slower: learning rates are tried at this times those of RATES: what a long run wants is less.
+        end: the learning rate falls to this part of its peak.
     """
 
     sites: int = 4
@@ -67,6 +67,7 @@ class Setting:
     domains: bool = False
     tuned_at: str = ""
     slower: float = 1.0
+    end: float = 0.1
 
     def config(self, method: Method, values: Values, seed: int) -> RunConfig:
         """The run of one cell."""
@@ -79,7 +80,7 @@ class Setting:
             "inner": {**inner, "precision": "fp32", **method.inner},
             "outer": {"inner_steps": self.inner_steps, **method.outer},
         }
-        for name, value in {**values, "end": values["lr"] * values.get("end", 0.1)}.items():
+        for name, value in {**values, "end": values["lr"] * values.get("end", self.end)}.items():
             *path, key = KEYS[name]
             table = tables
             for part in path:
@@ -88,17 +89,20 @@ class Setting:
         return RunConfig.model_validate(tables)
 
 
+LONG = Setting(dim=64, layers=2, ffn_dim=172, total_steps=40_000, eval_steps=1000, slower=0.5)
 SETTINGS = {
     "short": Setting(),
     "domains": Setting(domains=True, tuned_at="short"),
     "wide": Setting(sites=16),
-    "long": Setting(dim=64, layers=2, ffn_dim=172, total_steps=40_000, eval_steps=1000, slower=0.5),
+    "long": LONG,
+    "long-end": replace(LONG, end=0.01),
     "quick": Setting(
         dim=32, layers=2, ffn_dim=64, context=32, batch_size=2, total_steps=200, inner_steps=10, warmup_steps=10,
         eval_steps=20, eval_batches=2,
     ),
 }  # fmt: skip
-"""short: 100 rounds. domains: the same, on unequal data. wide: 16 sites. long: 2,000 rounds, 115k parameters."""
+"""short: 100 rounds. domains: the same, on unequal data. wide: 16 sites. long: 2,000 rounds, 115k parameters;
+long-end: the same, with a learning rate that falls to a hundredth."""
 
 Axis = tuple[Values, ...]
 RATES: Axis = tuple({"lr": rate} for rate in (4e-3, 2e-3, 8e-3))
@@ -139,6 +143,7 @@ DILOCO: dict[str, Any] = {"algorithm": "diloco", "start": "solo", "start_fractio
 HIDDEN: dict[str, Any] = {"codec": "int4", "fragments": 4, "overlap": True}
 MUON: dict[str, Any] = {"optimizer": "muon"}
 HIDDEN_MUON = "muon-int4-fragments-overlap"
+ANNEALED = "int4-fragments-early-anneal"
 EARLY = 0.4
 """A result that is there after this part of the next inner steps: two of five, with four fragments."""
 METHODS = {
@@ -163,11 +168,10 @@ METHODS = {
     "muon": _method((RATES, OUTER), inner=MUON, **DILOCO),
     "muon-int4-fragments-overlap": _method((RATES, OUTER), inner=MUON, **DILOCO, **HIDDEN),
     "int4-fragments-early": _method((RATES, OUTER), landing=EARLY, **DILOCO, **HIDDEN),
-    "int4-fragments-early-anneal": _method((RATES, OUTER), landing=EARLY, schedule="anneal", **DILOCO, **HIDDEN),
+    ANNEALED: _method((RATES, OUTER), landing=EARLY, schedule="anneal", **DILOCO, **HIDDEN),
+    f"{ANNEALED}-h128": _method(like=ANNEALED, landing=EARLY, schedule="anneal", inner_steps=128, **DILOCO, **HIDDEN),
     "muon-int4-fragments-early": _method(like=HIDDEN_MUON, inner=MUON, landing=EARLY, **DILOCO, **HIDDEN),
-    "muon-int4-fragments-early-anneal": _method(
-        like=HIDDEN_MUON, inner=MUON, landing=EARLY, schedule="anneal", **DILOCO, **HIDDEN
-    ),
+    f"muon-{ANNEALED}": _method(like=HIDDEN_MUON, inner=MUON, landing=EARLY, schedule="anneal", **DILOCO, **HIDDEN),
     "noloco": _method((RATES, PAIRS), algorithm="noloco", start="none"),
     "noloco-start": _method((RATES, PAIRS), algorithm="noloco", start="solo", start_fraction=0.1),
 }
@@ -178,7 +182,7 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
         "short",
         (
             *("sync", "int4-fragments-early", "int4-fragments-overlap", "diloco-start"),
-            *(HIDDEN_MUON, "muon-int4-fragments-early", "muon-int4-fragments-early-anneal", "sync-muon"),
+            *(HIDDEN_MUON, "muon-int4-fragments-early", f"muon-{ANNEALED}", "sync-muon"),
         ),
     ),
     "methods": ("short", ("sync", "diloco-start", "int4-fragments-overlap", "pier-staged", "pier-cosine")),
@@ -188,8 +192,9 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "starts": ("short", ("sync", "diloco-start", "diloco-sync-start", "diloco", "diloco-start-warmup")),
     "codecs": ("short", ("sync", "int4", "overlap", "int4-overlap", "int4-overlap-early", "int8", "bf16", "fragments")),
     "long": ("long", FINALISTS),
+    "long-end": ("long-end", ("sync", ANNEALED, f"{ANNEALED}-h128", f"muon-{ANNEALED}", "sync-muon")),
     "domains": ("domains", ("sync", "diloco-start", "int4-fragments-early", "noloco-start")),
-    "wide": ("wide", ("sync", "diloco-start", "int4-fragments-early", "noloco-start")),
+    "wide": ("wide", ("sync", "diloco-start", "int4-fragments-early", "noloco-start", f"muon-{ANNEALED}")),
 }  # fmt: skip
 """Setting and methods of each table, the most valuable first."""
 
@@ -281,12 +286,12 @@ class Found:
         return self._best(where, method, [*self.trials(where, method)][-1])
 
     def _best(self, setting: str, method: str, candidates: list[Values]) -> Values:
-        losses = [self.losses(setting, method, candidate, TUNING) for candidate in candidates]
-        common = set.intersection(*(set(each) for each in losses))
-        if not common:
+        losses = [(self.losses(setting, method, candidate, TUNING), candidate) for candidate in candidates]
+        tried = [(each, candidate) for each, candidate in losses if each]
+        if not tried or not (common := set.intersection(*(set(each) for each, _ in tried))):
             return candidates[0]
-        means = [fmean(each[seed] for seed in common) for each in losses]
-        return candidates[means.index(min(means))]
+        means = [fmean(each[seed] for seed in common) for each, _ in tried]
+        return tried[means.index(min(means))][1]
 
     def missing(self, tables: Sequence[str]) -> Iterator[Cell]:
         """What is to be run, in order of value: a first cell of every method, then the second, and so on.

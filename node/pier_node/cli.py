@@ -202,6 +202,11 @@ def merge(**options: Any) -> None:
     "how long the run takes. [default: uncompressed]",
 )
 @click.option(
+    "--optimizer",
+    type=click.Choice(["adamw", "muon"]),
+    help="Optimizer of inner steps; Muon had the lower loss with small models. [default: adamw]",
+)
+@click.option(
     "--stages",
     type=click.IntRange(min=2, max=64),
     help="Stages of a pipeline; each site holds one. [default: no pipeline, every site has the whole model]",

@@ -69,6 +69,12 @@ def test_every_axis_begins_at_the_best_of_the_one_before(tmp_path: Path) -> None
     assert Found(tmp_path).tuned("domains", "int4") == Found(tmp_path).tuned("short", "diloco-start")
 
 
+def test_the_best_of_what_was_tried_counts_before_all_has_been(tmp_path: Path) -> None:
+    for rate, loss in ((2e-3, 1.5), (8e-3, 1.4)):
+        put(tmp_path, Cell("wide", "sync", {"lr": rate}, 11), loss)
+    assert Found(tmp_path).tuned("wide", "sync") == {"lr": 0.008}
+
+
 @pytest.fixture
 def one_tiny_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     tiny: dict[str, Any] = {"dim": 16, "layers": 1, "ffn_dim": 16, "context": 16, "total_steps": 20, "warmup_steps": 2}
