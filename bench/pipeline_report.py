@@ -175,6 +175,15 @@ def so_far(arms: Arms, seed: int, part: float) -> float:
     return _between(dict(whole["curve"]), part * whole["setting"]["total_steps"])
 
 
+def reached(arms: Arms, seed: int, loss: float) -> float:
+    """The part of its steps after which the full run has this loss; NaN if it never has."""
+    whole = _of_seed(arms["full"], seed)
+    steps, losses = zip(*whole["curve"], strict=True)
+    lowest = np.minimum.accumulate(losses)
+    step = np.exp(np.interp(-loss, -lowest, np.log(steps), left=np.nan, right=np.nan))
+    return float(step / whole["setting"]["total_steps"])
+
+
 def _of_seed(cells: Sequence[Cell], seed: int) -> Cell:
     return next(cell for cell in cells if cell["seed"] == seed)
 
@@ -188,7 +197,8 @@ def _between(losses: Mapping[int, float], step: float) -> float:
 
 def _judged(arms: Arms, planned: Mapping[str, float]) -> Table:
     """A negative gap: skipping wins."""
-    headings = "loss", "work", "to full so far, equal work", "shorter", "time", "to full so far, equal time", "shorter"
+    judged = "to full so far, equal {0}", "shorter", "{0} to its loss, of full's"
+    headings = ["loss", *(it.format(what) for what in ("work", "time") for it in ("{0}", *judged))]
     shown = _table("Skipping at equal work and at equal time: final validation loss, nats a byte", *headings)
     for arm in (name for name in ARMS | MIXED if name != "full" and name in arms):
         base = planned.get(arm.partition(",")[0])
@@ -202,6 +212,7 @@ def _judged(arms: Arms, planned: Mapping[str, float]) -> Table:
                 gaps = np.array([_final(it) - reference(arms, it["seed"], part) for it in cells])
                 gaps = gaps[np.isfinite(gaps)]
                 cut.append(f"{gaps.mean():+.3f} ({gaps.min():+.3f} – {gaps.max():+.3f})" if len(gaps) else "")
+            cut.append(f"{np.mean([part / reached(arms, it['seed'], _final(it)) for it in cells]):.2f}")
         shown.add_row(arm, *cut)
     return shown
 

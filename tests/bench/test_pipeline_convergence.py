@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from bench import pipeline_convergence
 from bench.pipeline_arms import ALL, ARMS, CODED, CUTS, MIXED, SHORTER, SITES
 from bench.pipeline_convergence import PATHS, QUICK, Setting, main
-from bench.pipeline_report import arms_of, differences, shorter, so_far, tables, times, work, worse
+from bench.pipeline_report import arms_of, differences, reached, shorter, so_far, tables, times, work, worse
 
 TINY = Setting(
     dim=16, layers=6, ffn_dim=16, context=16, batch_size=1, microbatches=5, total_steps=2, eval_steps=1,
@@ -143,9 +143,18 @@ def test_skipping_is_judged_at_equal_work_and_time() -> None:
     gap = 1.5 - (3.0 - 2.0 * np.log(4 * 4 / 6) / np.log(4))
     early = 1.5 - (9.0 - 8.0 * np.log(400 * 4 / 6) / np.log(400))
     assert rows[0][2:5] == ("67%", *(f"{it:+.3f} ({it:+.3f} – {it:+.3f})" for it in (early, gap)))
-    assert rows[0][5] == "50%"
-    assert rows[0][7] == "-0.500 (-0.500 – -0.500)"
-    assert rows[1][5] == "60%", "a fifth of the steps is full"
+    done = 400 ** (7.5 / 8) / 400  # of the full run's steps, when its loss is 1.5
+    assert rows[0][5] == f"{4 / 6 / done:.2f}"
+    assert rows[0][6] == "50%"
+    assert rows[0][8] == "-0.500 (-0.500 – -0.500)"
+    assert rows[0][9] == f"{0.5 / done:.2f}"
+    assert rows[1][6] == "60%", "a fifth of the steps is full"
+
+
+def test_a_loss_that_the_full_run_never_has_is_not_reached() -> None:
+    full = {**cell("full", 1, 1.0), "curve": [[1, 9.0], [400, 1.0]]}
+    assert np.isnan(reached({"full": [full]}, 1, 0.5))
+    assert reached({"full": [full]}, 1, 1.0) == pytest.approx(1.0)
 
 
 def test_codecs_are_judged_by_the_loss() -> None:
