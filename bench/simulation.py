@@ -324,6 +324,8 @@ class PairSimulation(Simulation):
     """
 
     def __init__(self, config: RunConfig, cache: Path, domains: bool = False, landing: float = 1.0) -> None:
+        if config.outer.codec != "none" or config.outer.overlap:
+            raise ValueError("pairs are simulated without codec and overlap: leave out outer.codec and outer.overlap")
         super().__init__(config, cache, domains, landing)
         self._names = [f"{slot:016x}" for slot in range(config.run.sites)]
         self._anchors: list[Vector] = []

@@ -91,6 +91,12 @@ def test_two_sites_in_pairs_are_diloco_with_heavy_ball(cache: Path) -> None:
     np.testing.assert_allclose([point.loss for point in curve], [point.loss for point in diloco], rtol=1e-5)
 
 
+@pytest.mark.parametrize("outer", [{"codec": "int4"}, {"overlap": True}])
+def test_what_pairs_are_not_simulated_with_is_refused(cache: Path, outer: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="without codec and overlap"):
+        in_pairs(cache, 2, **outer)
+
+
 def test_four_sites_in_pairs_stay_close(cache: Path) -> None:
     pairs, curve = in_pairs(cache, 4)
     assert curve[-1].loss < curve[0].loss
