@@ -32,13 +32,19 @@ class Client:
 
     @classmethod
     def of(cls, folder: Path) -> Client:
-        """The coordinator that runs with a folder. Raises PierError: none runs."""
-        home = Home.found(folder)
+        """The coordinator that runs with a folder. Raises PierError: none runs, or its daemon.json is damaged."""
+        home, path = Home.found(folder), folder / DAEMON_FILE
         try:
-            known = json.loads((folder / DAEMON_FILE).read_text())
-            return cls(home, str(known["http"]), str(known["address"]))
-        except (OSError, ValueError, KeyError) as error:
+            known = json.loads(path.read_bytes())
+            return cls(home, Request(known["http"]).full_url, str(known["address"]))
+        except FileNotFoundError as error:
             raise _not_running(folder) from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise PierError(
+                f"{path} cannot be read: {error}",
+                "Ask as the user that owns the folder. If the file is damaged, stop the coordinator if it runs, "
+                f"and start it again: `pier-coordinator start {folder}` writes the file.",
+            ) from error
 
     def get(self, path: str) -> Answer:
         """GET a path of the page. Raises PierError."""
@@ -60,7 +66,8 @@ class Client:
         except HTTPError as error:
             raise PierError(f"the coordinator refuses: {_reason(error)}") from error
         except (OSError, ValueError, HTTPException) as error:
-            raise _not_running(self.home.folder) from error
+            timed_out = isinstance(getattr(error, "reason", error), TimeoutError)
+            raise (_busy if timed_out else _not_running)(self.home.folder) from error
 
 
 def _reason(error: HTTPError) -> str:
@@ -73,3 +80,11 @@ def _reason(error: HTTPError) -> str:
 
 def _not_running(folder: Path) -> PierError:
     return PierError(f"no coordinator runs on {folder}", f"Start it: `pier-coordinator start {folder}`.")
+
+
+def _busy(folder: Path) -> PierError:
+    return PierError(
+        f"the coordinator of {folder} did not answer within {ANSWER:g} s",
+        "It may be busy, and may still do what it was asked. See whether it has before you ask again: "
+        f"`pier-coordinator status --data {folder}`.",
+    )

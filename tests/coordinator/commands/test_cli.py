@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -69,6 +70,31 @@ def test_another_program_at_the_address_of_a_coordinator_that_is_gone_is_no_coor
         (folder / "daemon.json").write_text(json.dumps(known))
         done = CliRunner().invoke(main, ["pause", "--data", str(folder)])
     assert (done.exit_code, "no coordinator runs" in done.output) == (1, True)
+
+
+def test_a_coordinator_that_is_busy_is_not_said_to_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pier_coordinator.commands.client.ANSWER", 0.1)
+    folder = tmp_path / "my-run"
+    assert CliRunner().invoke(main, ["init", str(folder)]).exit_code == 0
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        known = {"http": f"http://127.0.0.1:{busy.getsockname()[1]}", "address": "127.0.0.1:2"}
+        (folder / "daemon.json").write_text(json.dumps(known))
+        done = CliRunner().invoke(main, ["pause", "--data", str(folder)])
+    assert done.exit_code == 1
+    assert "did not answer within 0.1 s" in done.output
+    assert "no coordinator runs" not in done.output
+    assert f"pier-coordinator status --data {folder}" in done.output
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"\xff", b"{}", b'{"http": 7, "address": "127.0.0.1:2"}'])
+def test_a_damaged_daemon_json_is_named(tmp_path: Path, text: bytes) -> None:
+    folder = tmp_path / "my-run"
+    assert CliRunner().invoke(main, ["init", str(folder)]).exit_code == 0
+    (folder / "daemon.json").write_bytes(text)
+    done = CliRunner().invoke(main, ["pause", "--data", str(folder)])
+    assert done.exit_code == 1
+    assert f"Error: {folder / 'daemon.json'} cannot be read: " in done.output
+    assert f"`pier-coordinator start {folder}`" in done.output
 
 
 async def make_database(folder: Path) -> None:
