@@ -63,13 +63,19 @@ class Desk:
     """A leader at work, at round 4, in a run that has had these members."""
 
     def __init__(
-        self, node: str = "a", present: str = "abc", base: str = "abc", sites: int = 1, bounds: Weighing = ANY
+        self,
+        node: str = "a",
+        present: str = "abc",
+        base: str = "abc",
+        sites: int = 1,
+        bounds: Weighing = ANY,
+        witness: str = "",
     ) -> None:
         self.roll = Roll(node, present)
         roster: Any = self.roll
         self.view = LeaderView(_state(4, base), STATE, 0.0, bounds, 0, LENGTH, sites)
         self.patience = LearnedWait(PATIENCE, 1.0)
-        self.leader = Leader(roster, PlainStatements(node), lambda: self.view, self.patience)
+        self.leader = Leader(roster, PlainStatements(node, witness), lambda: self.view, self.patience)
 
     def ask(self, announced: Ready, sender: str = "") -> asyncio.Task[Proposal]:
         return asyncio.create_task(self.leader.gather(sender or announced.node, sealed(announced)))
@@ -272,6 +278,14 @@ def test_no_majority_no_proposal() -> None:
         assert answer.reason == "no majority of the last round's members is here; absent: b, c"
 
     at_desk(scene, present="a")
+
+
+def test_a_result_that_is_missing_is_said_where_the_witness_would_give_the_majority() -> None:
+    async def scene(desk: Desk) -> None:
+        answer = await desk.ask(voter("a", value("x", "ab"), holds=False))
+        assert answer.reason == "a result may have been committed by sites that are not here: b"
+
+    at_desk(scene, present="a", base="ab", witness="w")
 
 
 def test_members_that_still_train_are_not_called_absent(caplog: pytest.LogCaptureFixture) -> None:

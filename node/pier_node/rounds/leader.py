@@ -181,7 +181,8 @@ class Leader:
                 return None
             group = self._choose(readies, view)
         if problem := self._lacking(group, view):
-            return self._tell(problem, waited)
+            # With a result that is missing, the witness is not asked: its vote would not be enough.
+            return self._tell(self._lacking(group, view, witness) or problem, waited)
         if (wait := self._seconds_to_wait(readies, group, waited)) > 0:
             return wait
         self._propose(group, readies, view)
