@@ -11,6 +11,7 @@ from click.testing import Result
 from tokenizers import Tokenizer, models
 from trainer.hub_cases import made
 
+from pier_node.base.errors import PierError
 from pier_node.commands.init import LEAST_LOSS
 from pier_node.config.run import RunConfig, load
 from pier_node.outer.layout import Layout
@@ -32,6 +33,20 @@ def test_what_had_the_lowest_loss_is_chosen_however_long_the_run_is(call: Call, 
         outer = load(tmp_path / steps).outer
         assert (outer.algorithm, outer.start, outer.momentum) == ("diloco", "solo", 0.8)
         assert "had the lowest loss" in prose(tmp_path / steps)
+
+
+def test_a_program_takes_what_it_writes_once_the_start_is_changed_as_its_refusal_says(
+    call: Call, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.toml"
+    assert call("init", str(path), "--sites", "2").exit_code == 0
+    program = '\n[program]\nstep_tokens = 8\ntensors = ["weight 2x3"]\n'
+    written = path.read_text() + program
+    path.write_text(written)
+    with pytest.raises(PierError, match=r'write start = "none" in \[outer\]'):
+        load(path)
+    path.write_text(written.replace('start = "solo"', 'start = "none"'))
+    assert load(path).outer.start == "none"
 
 
 def test_the_number_of_sites_need_not_be_edited(call: Call, tmp_path: Path) -> None:

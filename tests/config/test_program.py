@@ -65,7 +65,7 @@ def test_it_starts_without_a_start() -> None:
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ({"outer": {"start": "solo", "start_fraction": 0.1}}, "needs Pier's own trainer"),
+        ({"outer": {"start": "solo", "start_fraction": 0.1}}, r'write start = "none" in \[outer\]'),
         ({"outer": {"algorithm": "sync"}}, "is for Pier's own trainer"),
         ({"run": {"sites": 2}, "pipeline": {"stages": 2}}, "Pier's own trainer"),
         ({"program": {"step_tokens": 1, "tensors": []}}, "at least 1 item"),

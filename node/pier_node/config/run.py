@@ -478,7 +478,10 @@ class RunConfig(Section):
         if self.program is None:
             return self
         if self.outer.start != "none":
-            raise ValueError(f'outer.start = "{self.outer.start}" needs Pier\'s own trainer: use "none" with [program]')
+            raise ValueError(
+                f'outer.start = "{self.outer.start}" needs Pier\'s own trainer: for a training program, write '
+                'start = "none" in [outer]'
+            )
         if self.outer.algorithm == "sync":
             raise ValueError('outer.algorithm = "sync" is for Pier\'s own trainer: use "pier", "diloco" or "noloco"')
         if self.pipeline.stages > 1:

@@ -188,7 +188,8 @@ class Daemon:
         if tables is None:
             return settings
         tables["program"] = {"step_tokens": attach.step_tokens, "tensors": attach.tensors}
-        return replace(settings, run=None, founding=validated(tables, RunConfig, "the run of the training program"))
+        name = str(settings.run or "the run of the training program")
+        return replace(settings, run=None, founding=validated(tables, RunConfig, name))
 
 
 class Entrance:
