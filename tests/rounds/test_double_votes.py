@@ -157,11 +157,14 @@ class Scene:
     def _noting(self, name: str) -> Callable[[DoubleVote], None]:
         return lambda proof: self.convicted[name].append(proof.one.node)
 
-    async def meet(self) -> None:
-        for member in self.members.values():
+    async def meet(self) -> dict[str, asyncio.Task[None]]:
+        """Let the sites meet; returns the task of each one's rounds."""
+        tasks = {}
+        for name, member in self.members.items():
             member.meet(*self.members)
-            member.carrier.spawn(member.rounds.run())
+            tasks[name] = member.carrier.spawn(member.rounds.run())
         await acquainted(self.members)
+        return tasks
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(9, 9), (9, 30), (30, 9), (400, 30)])
@@ -197,6 +200,22 @@ def test_a_link_whose_state_was_lost_before_it_was_held_is_no_history(caplog: py
     with caplog.at_level(logging.ERROR):
         run(main())
     assert "committed twice" not in caplog.text
+
+
+def test_a_dispute_about_links_that_the_disk_has_lost_ends_no_site(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        scene = Scene()
+        scene.site("a", history("a", 7, 9, "abl", "al"))
+        scene.site("b", history("b", 7, 9, "abl", "bl"))
+        proofs = scene.members["a"].tools.proofs._path
+        proofs.write_bytes(bytes(proofs.stat().st_size))
+        rounds = await scene.meet()
+        await asyncio.sleep(60)
+        assert not rounds["a"].done()
+
+    run(main())
+    assert "the dispute with b cannot be settled: " in caplog.text
+    assert "proofs.bin is damaged" in caplog.text
 
 
 def test_a_digest_without_a_proof_convicts_nobody_and_is_asked_about_ever_more_rarely(

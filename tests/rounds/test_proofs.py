@@ -86,6 +86,27 @@ def test_damage_is_told_and_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptu
     assert Proofs(path).after(-1) == [LINKS[0], LINKS[3]]
 
 
+def test_zeros_that_a_power_cut_left_at_the_end_cost_no_link(tmp_path: Path) -> None:
+    path = tmp_path / PROOFS_FILE
+    Proofs(path).add(LINKS[:3])
+    with path.open("ab") as file:
+        file.write(bytes(100))
+    again = Proofs(path)
+    assert again.after(-1) == LINKS[:3]
+    again.add(LINKS[3:])
+    assert Proofs(path).after(-1) == LINKS
+
+
+def test_a_file_that_changes_while_it_is_in_use_is_named(tmp_path: Path) -> None:
+    path = tmp_path / PROOFS_FILE
+    kept = Proofs(path)
+    kept.add(LINKS)
+    path.write_bytes(bytes(path.stat().st_size))
+    for read in (lambda: kept.of(LINKS[0].round), lambda: kept.after(-1)):
+        with pytest.raises(PierError, match=r"proofs\.bin is damaged"):
+            read()
+
+
 def test_the_older_half_of_a_large_file_is_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     links = [step(round, "ab") for round in range(1, 41)]
     monkeypatch.setattr(proofs, "LARGE", 30 * links[0].ByteSize())

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pier_node.base import durable
+from pier_node.base.errors import PierError
 from pier_node.config.run import SITES
 from pier_node.rounds.commitments import BallotName
 from pier_node.rounds.proofs import TIMEOUT, ProgressChecks, Proofs, follow
@@ -228,6 +229,8 @@ class Disputes:
                     await self._examine(node, pulse.round)
                 except (PeerLost, BadMessage) as problem:
                     log.debug("%s says that it holds another history, and does not prove it: %s", node, problem)
+                except PierError as error:
+                    log.warning("the dispute with %s cannot be settled: %s", self._roster.called(node), error)
             await self._roster.changed.wait(LOOK)
 
     def _disputed(self) -> dict[str, Pulse]:
@@ -246,7 +249,10 @@ class Disputes:
         return ours is not None and pulse.digest not in (b"", ours.digest)
 
     async def _examine(self, node: str, high: int) -> None:
-        """Find the first round that differs. Raises PeerLost, and BadMessage if a link is not what it should be."""
+        """Find the first round that differs.
+
+        Raises PeerLost, BadMessage if a link is not what it should be, and PierError if ours cannot be read.
+        """
         held = self._claims.here().round  # after a crash the file may have the link of a state that nobody holds
         low, high, first = self._proofs.first - 1, min(high, self._proofs.newest, held), None
         while low < high:

@@ -14,8 +14,6 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from pier_node.base.errors import PierError
 from pier_node.base.patience import Backoff, LearnedWait
 from pier_node.base.tasks import first_of, run_to_end
@@ -198,8 +196,16 @@ class Rounds:
         return Trusted(self.state.round, self.base, self.state.members)
 
     def prove(self, round: int) -> list[Link]:
-        """Links that prove our state to a site that trusts the state of that round, or a first part of them."""
-        return [link for link in self._tools.proofs.after(round) if link.round <= self.state.round]
+        """Links that prove our state to a site that trusts the state of that round, or a first part of them.
+
+        Raises BadMessage: they cannot be read.
+        """
+        try:
+            links = self._tools.proofs.after(round)
+        except PierError as error:
+            log.warning("this site cannot prove that its state was committed: %s", error)
+            raise BadMessage(f"it cannot read its proofs: {error.problem}") from error
+        return [link for link in links if link.round <= self.state.round]
 
     async def adopt(self, state: OuterState, proof: Sequence[Link]) -> None:
         """Continue from a state that was fetched from others. Raises PierError if it cannot be written to disk."""
@@ -238,8 +244,7 @@ class Rounds:
                 if self.promises.has_taken(signed.statement):
                     raise PeerLost("the witness", "this site has given that vote away")
                 await self.take_votes(here.round, [witness], [signed])
-            except (PeerLost, PierError, BadMessage, ValueError, OSError, DecodeError) as problem:
-                # ValueError: the round was decided meanwhile. OSError, DecodeError: of the file of proofs.
+            except (PeerLost, PierError, BadMessage, ValueError) as problem:  # ValueError: it was decided meanwhile
                 self.leader.witness_says = problem.reason if isinstance(problem, PeerLost) else str(problem)
                 self._roster.changed.notify()
                 await asyncio.sleep(backoff.seconds())

@@ -144,8 +144,16 @@ class _Kept(NamedTuple):
         return next((it for it in reversed(self.entries) if it.state.round == round), None)
 
     def read(self, entry: _Entry) -> Link:
+        """Raises PierError: the file cannot be read, or is not what it was when it was opened."""
         assert self.file is not None
-        return Link.FromString(os.pread(self.file.fileno(), entry.size, entry.offset))
+        path, size = self.file.name, _HEAD.size + entry.size
+        try:
+            record = os.pread(self.file.fileno(), size, entry.offset - _HEAD.size)
+        except OSError as error:
+            raise durable.unwritable(f"cannot read {path}", error) from error
+        for link, _, _ in _links(record):
+            return link
+        raise PierError(f"{path} is damaged", "Start pier-node again: it goes on with what is left of the file.")
 
 
 class Proofs:
@@ -169,7 +177,10 @@ class Proofs:
             raise unwritable(f"cannot write down the proof of a round in {self._path}", error) from error
 
     def after(self, round: int) -> list[Link]:
-        """The links that a site needs if it trusts the state of that round: all of them, or a first part."""
+        """The links that a site needs if it trusts the state of that round: all of them, or a first part.
+
+        Raises PierError: the file cannot be read.
+        """
         kept = self._kept
         entries = [it for it in kept.entries if it.state.round > round]
         needed = essential([it.state.members for it in entries])
@@ -203,7 +214,7 @@ class Proofs:
         return any(node in it.state.members for it in reversed(self._kept.entries))
 
     def of(self, round: int) -> Link | None:
-        """The link of that round, if it is kept."""
+        """The link of that round, if it is kept. Raises PierError: the file cannot be read."""
         kept = self._kept
         entry = kept.entry(round)
         return kept.read(entry) if entry else None
@@ -278,7 +289,7 @@ def _links(data: bytes) -> Iterator[tuple[Link, int, int]]:
         size, checksum = _HEAD.unpack_from(data, start)
         start += _HEAD.size
         record = data[start : start + size]
-        if len(record) < size or zlib.crc32(record) != checksum:
+        if not record or len(record) < size or zlib.crc32(record) != checksum:  # a power cut may leave zeros
             return
         yield Link.FromString(record), start, size
         start += size
