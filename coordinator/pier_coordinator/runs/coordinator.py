@@ -7,7 +7,7 @@ import logging
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from pier_coordinator.experts.execution import ExpertRun
@@ -106,6 +106,7 @@ class Coordinator:
         self.invites_changed: Callable[[Collection[bytes]], None] = lambda _: None
         self.witness: Witness | None = None
         self._voted = "", 0
+        self._unwritten = dict[str, tuple[bool, Fact]]()
         self.experts = ExpertRun(self)
         self.look_at_invites()
         self.registry.restore(self.sites.values())
@@ -145,9 +146,18 @@ class Coordinator:
             log.exception("the plan of experts could not be looked at; it is tried again")
 
     async def expire(self) -> None:
-        """Record the sites that have fallen silent."""
-        if events := self.registry.expire():
-            await self.store.do(stored.note_presence, True, events)
+        """Record the sites that have fallen silent, and what the database refused before."""
+        if (silent := self.registry.expire()) or self._unwritten:
+            await self.note_presence(True, silent)
+
+    async def note_presence(self, gone: bool, events: Iterable[Fact]) -> None:
+        """Record that sites fell silent or came back. What the database refuses is kept, the newest of each site."""
+        noted, self._unwritten = self._unwritten | {it.node: (gone, it) for it in events}, {}
+        try:
+            await self.store.do(stored.note_presence, noted.values())
+        except sqlite3.Error:
+            self._unwritten = noted | self._unwritten
+            raise
 
     # --- the operator's actions ----------------------------------------------------------------
 

@@ -32,7 +32,6 @@ from pier_coordinator.store.sites import (
     Report,
     SiteRow,
     enrol,
-    note_presence,
     register,
     take_report,
 )
@@ -197,7 +196,7 @@ class Reception:
         """Take the heartbeat of a site. Raises Unregistered, Superseded."""
         presence = self._of.registry.holder(node, request.lease)
         if back := self._of.registry.beat(presence, request.pulse, request.order):
-            await self._of.store.do(note_presence, False, [back])
+            await self._of.note_presence(False, [back])
         if request.HasField("paths"):
             presence.paths = request.paths
         return pb.HeartbeatReply(order=self._of.orders[node].epoch, revocations=self._news(request.revocations))

@@ -223,9 +223,10 @@ def revoke(transaction: Transaction, node: str, now: float) -> SiteRow:
     return _found(transaction, node)
 
 
-def note_presence(transaction: Transaction, gone: bool, events: Iterable[Fact]) -> None:
-    """Record that sites went silent or came back, with one event per site."""
-    for fact in transaction.add(events):
+def note_presence(transaction: Transaction, noted: Collection[tuple[bool, Fact]]) -> None:
+    """Record for each of these events, at most one per site, whether its site is gone."""
+    transaction.add(fact for _, fact in noted)
+    for gone, fact in noted:
         transaction.execute("UPDATE sites SET gone = ? WHERE node = ?", gone, fact.node)
 
 

@@ -17,6 +17,9 @@ from pier_node.config.run import RunConfig, RunSection
 from pier_proto.v1.coordinator_pb2 import Paths
 from pier_proto.v1.peer_pb2 import Place
 
+FULL = "CREATE TRIGGER full BEFORE INSERT ON facts BEGIN SELECT RAISE(ABORT, 'full'); END"
+"""The database takes no facts any more."""
+
 
 async def test_the_first_fact_says_what_the_run_is(tmp_path: Path) -> None:
     async with running(tmp_path) as run:
@@ -49,8 +52,7 @@ async def test_a_run_goes_on_with_its_own_configuration_only(tmp_path: Path) -> 
 
 async def test_a_run_that_could_not_begin_begins_at_the_next_start(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    full = "CREATE TRIGGER full BEFORE INSERT ON facts BEGIN SELECT RAISE(ABORT, 'full'); END"
-    await store.do(Transaction.execute, full)
+    await store.do(Transaction.execute, FULL)
     with pytest.raises(sqlite3.Error, match="full"):
         await Coordinator(store, CONFIG).begin()
     await store.do(Transaction.execute, "DROP TRIGGER full")
@@ -86,6 +88,31 @@ async def test_a_site_that_falls_silent_and_comes_back_is_an_event_each_also_aft
             await alice.beat(ALICE, lease)
         texts = [fact.body["text"] for fact in run.coordinator.store.facts() if fact.kind == "event"]
     assert texts[-2:] == ["lab-0 is silent for 15 s", "lab-0 is back after 15 s"]
+
+
+async def test_who_fell_silent_or_came_back_while_the_database_was_full_is_an_event_later(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        await run.let_in(ALICE, BOB)
+        store, expire = run.coordinator.store, run.coordinator.expire
+        async with run.site(ALICE) as alice, run.site(BOB) as bob:
+            lease = (await alice.register(ALICE)).lease
+            await bob.register(BOB)
+            run.clock.now = LEASE_SECONDS
+            await alice.beat(ALICE, lease)
+            await store.do(Transaction.execute, FULL)
+            with pytest.raises(sqlite3.Error, match="full"):
+                await expire()
+            run.clock.now = 2 * LEASE_SECONDS
+            with pytest.raises(sqlite3.Error, match="full"):
+                await expire()
+            await store.do(Transaction.execute, "DROP TRIGGER full")
+            await expire()
+            await expire()
+            await alice.beat(ALICE, lease)
+        texts = [fact.body["text"] for fact in store.facts() if fact.kind == "event"]
+        gone = {site.name: site.gone for site in store.sites()}
+    assert texts[-3:] == ["lab-1 is silent for 15 s", "lab-0 is silent for 15 s", "lab-0 is back after 15 s"]
+    assert gone == {"lab-0": False, "lab-1": True}
 
 
 async def test_the_list_of_revoked_sites_grows_over_restarts_and_clocks_that_are_set_back(tmp_path: Path) -> None:
