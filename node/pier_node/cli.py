@@ -273,7 +273,7 @@ def init(file: Path, force: bool, pace: tuple[float, float] | None, sites: int |
     default=1,
     show_default=True,
     help="Rounds between two checkpoints. With more, a site writes less, and resumes with older optimizer moments "
-    "after a crash.",
+    "after a crash or a stop.",
 )
 @click.option(
     "--http", type=click.IntRange(0, 65535), default=0, help="Status port on 127.0.0.1. [default: any free port]"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes.program import ENVIRONMENT
 from processes.run import CORPUS, Found, held
 from processes.site import Site
 
@@ -91,6 +93,22 @@ def test_a_taken_port_is_named(found: Found) -> None:
     host, _, port = run.sites[0].address.rpartition(":")
     with socket.create_server((host, int(port))):
         refused(run.sites[0], run.sites[0].address, "Address already in use", "--listen")
+
+
+def test_a_newcomer_whose_workers_cannot_start_says_so_though_it_waits_for_the_solo_start(
+    found: Found, tmp_path: Path
+) -> None:
+    run = found(1, run={"sites": 2}, outer={"start": "solo", "start_fraction": 0.5}, inner={"total_steps": 100_000})
+    founder = run.sites[0]
+    founder.start()
+    founder.reach(1)
+    newcomer = stranger(founder, "newcomer", "--peers", founder.address, "--token", str(run.token))
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so: cannot open shared object file')")
+    places = os.pathsep.join((str(tmp_path), ENVIRONMENT.get("PYTHONPATH", "")))
+    newcomer.command = ["env", f"PYTHONPATH={places}", *newcomer.command]
+    refused(newcomer, "the training program ends again and again", "libcudart.so: cannot open", within=60.0)
+    assert "one site makes the run's start alone" in newcomer.output
+    assert founder.stop() == 0
 
 
 def test_until_the_first_round_whatever_was_wrong_can_be_corrected(found: Found, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -48,6 +49,8 @@ class Child:
 
     def __init__(self, words: Sequence[str], log: Path | None, environment: Mapping[str, str] | None) -> None:
         program, *rest = words
+        if (path := shutil.which(program)) is None:
+            raise FileNotFoundError(errno.ENOENT, "no such program, or it cannot be executed", program)
         self._waits = environment is None
         with ExitStack() as stack:
             output = None
@@ -57,7 +60,7 @@ class Child:
                     log.replace(log.with_suffix(".old.log"))
                 output = stack.enter_context(log.open("ab"))
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", "pier_node.base.processes", shutil.which(program) or program, *rest],
+                [sys.executable, "-m", "pier_node.base.processes", path, *rest],
                 stdin=subprocess.PIPE if self._waits else subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
+from pier_node.base.tasks import cancel_and_wait
 from pier_node.base.tracing import start_traces
 from pier_node.base.units import count
 from pier_node.engine.messages import Logged, newest
@@ -205,7 +206,12 @@ async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack
         await starting  # a founder begins with its weights
     await asyncio.to_thread(get_ready, config)
     stores = Stores.of(folder, config)
-    checkpoint, state, how = await resume(joined, layout, stores, program)
+    resuming = asyncio.create_task(resume(joined, layout, stores, program))
+    stack.push_async_callback(cancel_and_wait, resuming)
+    await asyncio.wait([starting, resuming], return_when=asyncio.FIRST_COMPLETED)
+    if starting.done():
+        await starting  # raises why it cannot train: for a state, a newcomer may have to wait for hours
+    checkpoint, state, how = await resuming
     replica = Replica(joined, trainer, stores, trackers, layout, state)
     await replica.begin(stack, checkpoint)
     await starting
