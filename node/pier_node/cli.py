@@ -183,7 +183,7 @@ def merge(**options: Any) -> None:
 
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default=Path("run.toml"))
-@click.option("--sites", type=click.IntRange(min=1), help="Number of sites to wait for. [default: 1]")
+@click.option("--sites", type=click.IntRange(min=1), help="Number of sites to wait for. [default: 1, or --stages]")
 @preset("Model size.")
 @from_model(
     "Train the model in this folder, or of this name on the Hugging Face hub: Llama and GPT-2 by Pier's own decoder, "
