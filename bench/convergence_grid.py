@@ -168,6 +168,9 @@ METHODS = {
     "muon": _method((RATES, OUTER), inner=MUON, **DILOCO),
     "muon-int4-fragments-overlap": _method((RATES, OUTER), inner=MUON, **DILOCO, **HIDDEN),
     "int4-fragments-early": _method((RATES, OUTER), landing=EARLY, **DILOCO, **HIDDEN),
+    "int4-fragments-early-bf16": _method(
+        like="int4-fragments-early", landing=EARLY, residual="bf16", **DILOCO, **HIDDEN
+    ),
     ANNEALED: _method((RATES, OUTER), landing=EARLY, schedule="anneal", **DILOCO, **HIDDEN),
     f"{ANNEALED}-h128": _method(like=ANNEALED, landing=EARLY, schedule="anneal", inner_steps=128, **DILOCO, **HIDDEN),
     "muon-int4-fragments-early": _method(like=HIDDEN_MUON, inner=MUON, landing=EARLY, **DILOCO, **HIDDEN),
@@ -190,7 +193,8 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "muon": ("short", ("sync", "sync-muon", "muon", HIDDEN_MUON)),
     "pairs": ("short", ("sync", "noloco-start", "noloco", "diloco-start")),
     "starts": ("short", ("sync", "diloco-start", "diloco-sync-start", "diloco", "diloco-start-warmup")),
-    "codecs": ("short", ("sync", "int4", "overlap", "int4-overlap", "int4-overlap-early", "int8", "bf16", "fragments")),
+    "codecs": ("short", ("sync", "int4", "overlap", "int4-overlap", "int4-overlap-early", "int8", "bf16", "fragments",
+    "int4-fragments-early-bf16")),
     "long": ("long", FINALISTS),
     "long-end": ("long-end", ("sync", ANNEALED, f"{ANNEALED}-h128", f"muon-{ANNEALED}", "sync-muon")),
     "domains": ("domains", ("sync", "diloco-start", "int4-fragments-early", "noloco-start")),

@@ -222,7 +222,8 @@ class Simulation:
         self._flight: tuple[RoundPlan, list[Update]] | None = None
         self._codec = codec(config.outer.codec, config.outer.density)
         feedback = len(self.anchor), config.outer.fragments, self._codec.lossy, config.outer.error_decay
-        self._unsent = [UnsentUpdate(*feedback) for _ in range(sites)]
+        rounded = config.outer.residual == "bf16"
+        self._unsent = [UnsentUpdate(*feedback, rounded=rounded) for _ in range(sites)]
         self.momentum = np.zeros_like(self.anchor)
         self.sent = 0.0
 

@@ -171,6 +171,13 @@ def test_a_run_of_many_rounds_is_annealed(call: Call, tmp_path: Path, steps: int
     assert config.outer.schedule == schedule
     assert config.inner.lr == pytest.approx(part * config.inner.min_lr)
     assert ("annealed at the end" in prose(tmp_path / "run.toml")) == (schedule == "anneal")
+    assert config.outer.start_fraction == (0.02 if schedule == "anneal" else 0.1)
+
+
+def test_a_start_lasts_at_least_twice_the_warmup(call: Call, tmp_path: Path) -> None:
+    call("init", tmp_path / "run.toml", "--preset", "llama-125m", "--steps", "50000")
+    config = load(tmp_path / "run.toml")
+    assert config.outer.start_fraction * config.inner.total_steps == 2 * config.inner.warmup_steps
 
 
 def prose(path: Path) -> str:

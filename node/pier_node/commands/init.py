@@ -26,8 +26,14 @@ MUON: dict[str, Any] = {"momentum": 0.6, "lr": 0.9, "schedule": "anneal"}
 """In place of these, with Muon inside and few rounds."""
 WHY = "Chosen: DiLoCo with a solo start and these momentum and lr had the lowest loss (docs/results.md, Convergence)."
 MANY = 1000
-"""Outer rounds from which `init` anneals: 2,000 rounds gained by it, 100 did not, and nothing between was measured."""
-ANNEALED = " Over so many rounds, the loss is lower if momentum and both learning rates are annealed at the end."
+"""Outer rounds from which a run is long: 2,000 gained by LONG, 100 did not, and nothing between was measured."""
+LONG: dict[str, Any] = {"schedule": "anneal"}
+SHORT_START, WARMUPS = 0.02, 2
+"""Of a long run: the part that a solo start takes, or so many times its warmup if that is more."""
+LONG_WHY = (
+    " Over so many rounds, the loss is lower if momentum and both learning rates are annealed at the end, and a short "
+    "start is enough."
+)
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,10 @@ def _into_replicas(tables: dict[str, dict[str, Any]], wanted: Wanted) -> tuple[s
     inner, sites = tables["inner"], tables["run"].get("sites", 0)
     muon = wanted.optimizer == "muon"
     if inner["total_steps"] >= MANY * OuterSection().inner_steps:
-        tables["outer"]["schedule"], why = "anneal", why + ANNEALED
+        warmup = inner.get("warmup_steps", InnerSection().warmup_steps)
+        start = min(max(SHORT_START, WARMUPS * warmup / inner["total_steps"]), OuterSection().start_fraction)
+        tables["outer"] |= LONG | {"start_fraction": round(start, 3)}
+        why += LONG_WHY
         inner["min_lr"] = inner.get("lr", InnerSection().lr) / 100
     elif muon:
         tables["outer"] |= MUON
