@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,14 @@ from pier_coordinator.commands.client import Answer, Client
 from pier_node.base.errors import PierError
 from pier_node.base.units import UNKNOWN, amount, percent, rate, seconds, several
 from pier_node.config.run import PipelineSection, RunConfig
+from pier_node.outer.codec import codec
+from pier_node.outer.layout import Layout
 from pier_node.pipeline.activation_codec import Formats
 from pier_node.pipeline.planner import build_problem
 from pier_node.pipeline.planning.gantt import gantt_svg
 from pier_node.pipeline.planning.plan import plan_to_dict
 from pier_node.pipeline.planning.policies import Outcome, Policy, plan_paths
-from pier_node.pipeline.planning.problem import Problem, problem_from_json
+from pier_node.pipeline.planning.problem import LONGEST, Problem, problem_from_json
 from pier_proto.v1.peer_pb2 import Place
 
 MOST_LINES = 24
@@ -87,7 +89,24 @@ def of_run(folder: Path, policy: Policy | None, seed: int) -> tuple[Problem, Pol
     measured = Measured(told["sites"], _tensor(config), told["plan"] and told["plan"]["seconds"])
     _require(folder, measured.sites, section.stages)
     chosen = policy or section.paths
-    return measured.problem(section.model_copy(update={"paths": chosen}), seed), chosen, measured
+    problem = measured.problem(section.model_copy(update={"paths": chosen}), seed)
+    return with_averaging(problem, config, measured.tensor), chosen, measured
+
+
+def with_averaging(problem: Problem, config: RunConfig, tensor: int | None) -> Problem:
+    """The problem with the seconds that replicas need to average what they exchange, as a mean over the iterations.
+
+    A stage of mean size is assumed to travel at the rate of the measured tensors, their latency included.
+
+    Args:
+        tensor: bytes that `problem.transfer_s` was measured with; None: not known, and averaging is not counted.
+    """
+    if tensor is None:
+        return problem
+    outer, stage = config.outer, Layout.of(config.model).length // config.pipeline.stages
+    each = codec(outer.codec).size(stage) / (1 if outer.algorithm == "sync" else outer.inner_steps)
+    times = tuple(tuple(min(took * each / tensor, LONGEST) for took in row) for row in problem.transfer_s)
+    return replace(problem, gradient_s=times)
 
 
 def _tensor(config: RunConfig) -> int | None:
@@ -248,8 +267,12 @@ def summary(outcome: Outcome, now_s: float | None) -> Table:
     for name, taken in rows.items():
         share = percent(taken / full.iteration_s)
         table.add_row(name, f"{taken:.2f} s", f"{taken / count:.3f} s", share)
+    if found.sync_s:
+        averaging = "of this plan, averaging between replicas"
+        table.add_row(averaging, f"{found.sync_s:.2f} s", f"{found.sync_s / count:.3f} s", UNKNOWN)
     if now_s:  # planned from earlier measurements: a share of this full pipeline would mislead
-        table.add_row("the run's own paths, as it planned them", f"{now_s:.2f} s", f"{now_s / count:.3f} s", UNKNOWN)
+        own = "the run's own paths, as it planned them" + (", without averaging" if found.sync_s else "")
+        table.add_row(own, f"{now_s:.2f} s", f"{now_s / count:.3f} s", UNKNOWN)
     ended = "to its end" if found.complete else "to the deadline: a slower machine finds less, and not always the same"
     table.caption = f"{found.simulated:,} plans simulated in {found.seconds:.1f} s, {ended}"
     return table

@@ -16,11 +16,12 @@ from pipeline.planning.cases import SOME, problem
 
 from pier_coordinator.cli import main
 from pier_coordinator.commands.client import Client
-from pier_coordinator.commands.paths import MOST_LINES, Measured
-from pier_node.config.run import PipelineSection
+from pier_coordinator.commands.paths import MOST_LINES, Measured, with_averaging
+from pier_node.config.run import PipelineSection, load
+from pier_node.outer.layout import Layout
 from pier_node.pipeline.planner import build_problem
 from pier_node.pipeline.planning.plan import plan_from_dict, violations
-from pier_node.pipeline.planning.problem import problem_to_json
+from pier_node.pipeline.planning.problem import LONGEST, problem_to_json
 
 IT = problem(link_s=1.0)
 WORDS = ["paths", "plan", "--seconds", "0.1", "--problem"]
@@ -86,6 +87,8 @@ paths = "skip"
 skip = 0.34
 microbatches = 4
 """
+TENSOR = 16384
+"""Bytes of a tensor between two sites of that run."""
 SECTION = PipelineSection(stages=3, skip=0.34, microbatches=4)
 
 
@@ -160,6 +163,48 @@ def test_paths_are_as_the_run_has_them_unless_others_are_asked_for(run: Answerin
     (run.folder / "run.toml").write_text(RUN.replace('"skip"', '"random"'))
     assert json.loads(run.call("--json").stdout)["policy"] == "random"
     assert json.loads(run.call("--json", "--policy", "skip").stdout)["policy"] == "skip"
+
+
+def coupled() -> list[dict[str, Any]]:
+    """Sites whose links are fast within the pairs 0-1, 2-3 and 4-5 and a hundred times as slow elsewhere."""
+    ways = [{node(to): 0.01 if to // 2 == at // 2 else 1.0 for to in range(6) if to != at} for at in range(6)]
+    return [site(at, forward=1.0, transfer=each) for at, each in enumerate(ways)]
+
+
+def test_replicas_that_average_at_every_step_are_near_each_other(run: Answering) -> None:
+    run.sites, run.plan = coupled(), {"seconds": 12.5}
+    found = json.loads(run.call("--json", "--policy", "full").stdout)
+    assert sorted(sorted(sites) for sites in found["plan"]["stages"]) == [
+        ["lab-0", "lab-1"],
+        ["lab-2", "lab-3"],
+        ["lab-4", "lab-5"],
+    ]
+    stage = Layout.of(load(run.folder / "run.toml").model).length // 3
+    assert found["sync_s"] == pytest.approx(0.01 * 4 * stage / TENSOR)
+    said = run.call("--policy", "full").stdout
+    assert "of this plan, averaging between replicas" in said
+    assert "the run's own paths, as it planned them, without averaging" in said
+
+
+@pytest.mark.parametrize(
+    ("outer", "part"), [("", 1.0), ('"diloco"\ninner_steps = 20', 1 / 20), ('"pier"\ncodec = "int4"', 0.13 / 50)]
+)
+def test_what_replicas_exchange_rarely_or_coded_takes_less_time(tmp_path: Path, outer: str, part: float) -> None:
+    (tmp_path / "run.toml").write_text(RUN + (f"[outer]\nalgorithm = {outer}\n" if outer else ""))
+    config = load(tmp_path / "run.toml")
+    problem = with_averaging(Measured(SIX, None, None).problem(SECTION, seed=1), config, TENSOR)
+    whole = 4 * Layout.of(config.model).length / 3
+    assert problem.gradient_s[2][5] == pytest.approx(problem.transfer_s[2][5] * part * whole / TENSOR, rel=0.03)
+
+
+def test_no_link_averages_for_longer_than_can_be_planned(run: Answering) -> None:
+    run.sites = [site(at, transfer={node(to): LONGEST for to in range(6) if to != at}) for at in range(6)]
+    assert json.loads(run.call("--json").stdout)["sync_s"] <= 2 * LONGEST
+
+
+def test_averaging_is_not_counted_if_the_size_of_tensors_is_not_known(run: Answering) -> None:
+    (run.folder / "run.toml").write_text(RUN.replace('precision = "fp32"\n', ""))
+    assert json.loads(run.call("--json").stdout)["sync_s"] == 0.0
 
 
 def test_the_problem_is_that_which_the_sites_would_pose() -> None:
