@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from pier_node.base.errors import PierError
 from pier_node.pipeline import paths_file
 from pier_node.pipeline.paths_file import EVERY, LatestPaths, parse_paths, paths_json, read_paths, write_paths
-from pier_node.pipeline.planning.plan import Plan
-from pier_node.pipeline.planning.problem import Problem, Site
+from pier_node.pipeline.planning.plan import Plan, random_plan
+from pier_node.pipeline.planning.problem import Problem, Site, stage_sizes
+from pier_node.pipeline.planning.simulator import makespan, simulate
 
 SITES = tuple(Site(name, 1.0, 2.0, 0.5, 3) for name in "abcd")
 NEAR = tuple(tuple(0.0 if a == b else 0.1 for b in range(4)) for a in range(4))
@@ -83,7 +85,9 @@ def test_it_is_told_what_is_on_the_disk(tmp_path: Path) -> None:
     assert planned.latest.message is None
     assert planned.told(3) == 3
     assert planned.latest.message is not None
-    assert parse_paths(planned.latest.message.content, {}) == read_paths(planned.file, {})
+    told, kept = parse_paths(planned.latest.message.content, {}), read_paths(planned.file, {})
+    assert (told.round, told.plan, told.key) == (kept.round, kept.plan, kept.key)
+    assert told.problem.sites == kept.problem.sites
 
 
 def test_only_news_is_told(tmp_path: Path) -> None:
@@ -105,6 +109,39 @@ def test_news_that_come_fast_wait_for_the_next(tmp_path: Path) -> None:
     assert planned.told(4, plan=OTHER, after=EVERY / 2) == 3
     assert read_paths(planned.file, {}).round == 4
     assert planned.told(5, plan=OTHER, after=EVERY / 2) == 5
+
+
+def crowd(count: int, stages: int, microbatches: int) -> tuple[Problem, Plan]:
+    """Unequal sites on unequal links, and paths through all stages."""
+    dice = random.Random(count)
+    sites = tuple(
+        Site(f"{dice.getrandbits(64):016x}", dice.uniform(0.5, 1), dice.uniform(1, 2), dice.uniform(0.1, 0.3), 400)
+        for _ in range(count)
+    )
+    lines = tuple(dice.uniform(0.01, 0.3) for _ in sites)
+    links = tuple(tuple(0.0 if a == b else lines[a] * dice.uniform(0.5, 2) for b in range(count)) for a in range(count))
+    sizes = stage_sizes(count, stages, stages)
+    problem = Problem(sites, links, sizes, stages, microbatches, 1, uplink_s=lines)
+    return problem, random_plan(problem, 1)
+
+
+def test_a_large_pipeline_is_told(tmp_path: Path) -> None:
+    problem, plan = crowd(128, stages=8, microbatches=400)
+    latest = LatestPaths(tmp_path / "paths.json")
+    latest.planned(3, problem, plan)
+    assert latest.message is not None
+    told = parse_paths(latest.message.content, {})
+    assert told.plan == plan
+    assert read_paths(tmp_path / "paths.json", {}).problem == problem, "the file has all that is known"
+
+
+def test_what_is_told_takes_as_long_as_what_was_planned(tmp_path: Path) -> None:
+    problem, plan = crowd(12, stages=3, microbatches=20)
+    latest = LatestPaths(tmp_path / "paths.json")
+    latest.planned(3, problem, plan)
+    assert latest.message is not None
+    told = parse_paths(latest.message.content, {})
+    assert simulate(told.problem, told.plan).makespan_s == pytest.approx(makespan(problem, plan), rel=0.005)
 
 
 def test_what_is_too_large_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

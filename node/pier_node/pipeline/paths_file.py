@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from pier_node.base import durable
@@ -16,7 +17,7 @@ from pier_node.pipeline.planning.problem import Problem, problem_from_json, prob
 from pier_proto.v1.coordinator_pb2 import Paths
 
 MOST_BYTES = 128 << 10
-"""Largest size sent to the coordinator, in bytes: about sixty sites. Larger plans are not drawn there."""
+"""Largest size sent to the coordinator, in bytes. Larger plans are not drawn there."""
 EVERY = 10.0
 """Seconds between two messages: random paths change in every step."""
 
@@ -44,7 +45,7 @@ class LatestPaths:
         if self._clock() < self._due or not self._is_news(problem, plan):
             return
         self._told, self._due = (problem, plan), self._clock() + EVERY
-        content = paths_json(round, problem, plan)
+        content = paths_json(round, _shown(problem, plan), plan)
         if len(content) <= MOST_BYTES:
             self.message = Paths(round=round, content=content)
 
@@ -54,6 +55,26 @@ class LatestPaths:
         before, shown = self._told
         same = plan == shown and [site.name for site in problem.sites] == [site.name for site in before.sites]
         return not same or drifted(before, problem)
+
+
+def _shown(problem: Problem, plan: Plan) -> Problem:
+    """What a drawing shows of a problem: three digits of each time, and only the links that paths use."""
+    hops = {hop for path in plan.paths for hop in pairwise((*path, path[0]))}
+    used = hops | {(b, a) for a, b in hops}
+    transfers = (
+        tuple(_short(took) if (a, b) in used else 0 for b, took in enumerate(row))
+        for a, row in enumerate(problem.transfer_s)
+    )
+    sites = (
+        replace(it, forward_s=_short(it.forward_s), backward_s=_short(it.backward_s), loss_s=_short(it.loss_s))
+        for it in problem.sites
+    )
+    uplinks = tuple(map(_short, problem.uplink_s))
+    return replace(problem, sites=tuple(sites), transfer_s=tuple(transfers), uplink_s=uplinks)
+
+
+def _short(seconds: float) -> float:
+    return float(f"{seconds:.3g}")
 
 
 PATHS_FILE = "paths.json"
@@ -78,7 +99,7 @@ class Drawn:
 def paths_json(round: int, problem: Problem, plan: Plan) -> bytes:
     """The JSON that `parse_paths` reads."""
     body = {"round": round, "problem": problem_to_json(problem), "plan": plan_to_dict(problem, plan)}
-    return json.dumps(body).encode()
+    return json.dumps(body, separators=(",", ":")).encode()
 
 
 def write_paths(path: Path, round: int, problem: Problem, plan: Plan) -> None:

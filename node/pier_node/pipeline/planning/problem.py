@@ -115,7 +115,7 @@ def problem_from_json(text: str | bytes) -> Problem:
 
 def problem_to_json(problem: Problem) -> str:
     """The JSON that `problem_from_json` reads."""
-    return json.dumps(asdict(problem), indent=1)
+    return json.dumps(asdict(problem), separators=(",", ":"))
 
 
 def even_parts(total: int, parts: int) -> tuple[int, ...]:
