@@ -48,6 +48,11 @@ def test_its_run_has_four_stages_at_six_sites_and_skips_one(tmp_path: Path) -> N
     assert config.inner.total_steps == 20
 
 
+def test_its_stages_send_each_other_int8(tmp_path: Path) -> None:
+    section = run_of(tmp_path, "sync").pipeline
+    assert (section.activation_codec, section.gradient_codec) == ("int8", "int8")
+
+
 def test_its_replicas_can_meet_in_outer_rounds(tmp_path: Path) -> None:
     config = run_of(tmp_path, "noloco")
     assert (config.outer.algorithm, config.outer.inner_steps, config.outer.start) == ("noloco", pipeline.APART, "none")

@@ -49,6 +49,8 @@ stages = {stages}
 paths = "skip"
 skip = {skip}
 microbatches = 6
+activation_codec = "int8"
+gradient_codec = "int8"
 
 [outer]
 algorithm = "{algorithm}"
