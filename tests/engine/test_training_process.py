@@ -77,6 +77,26 @@ async def test_a_command_that_ends_again_and_again_is_explained_with_its_log(pla
     assert error.problem.count(f"{tmp_path / 'socket'} mole") == 1 + training_process.MAX_RESTARTS
 
 
+async def test_the_first_death_already_names_the_log_and_its_last_line(
+    play: Play, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await play("sh", "-c", "echo Traceback; echo; printf 'out of \\033[31mmemory\n\n'; exit 3").error()
+    first = caplog.messages[0]
+    log = tmp_path / "logs" / "log"
+    assert first.startswith(
+        f"the training program ended with exit code 3; it is started again. {log} ends with: out of "
+    )
+    assert first.isprintable()
+    assert len(caplog.messages) == training_process.MAX_RESTARTS
+
+
+async def test_a_death_without_a_word_names_the_log_all_the_same(
+    play: Play, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await play("sh", "-c", "exit 3").error()
+    assert caplog.messages[0].endswith(f"it is started again. {tmp_path / 'logs' / 'log'} says nothing")
+
+
 async def test_a_command_that_cannot_be_run_is_named(play: Play) -> None:
     error = await play("/nowhere/program").error()
     assert error.problem.startswith("--exec: /nowhere/program: ")

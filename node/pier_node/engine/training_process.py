@@ -20,6 +20,7 @@ from typing import Self
 import psutil
 
 from pier_node.base.errors import PierError
+from pier_node.base.units import printable
 
 ENGINE_VARIABLE = "PIER_ENGINE"
 """Environment variable that tells a program where its daemon listens."""
@@ -32,6 +33,8 @@ LOG_BYTES = 16 << 20
 """A log that is longer when a program starts is set aside, in place of the one before it."""
 TAIL_BYTES = 3000
 """Bytes of the log that an error message shows."""
+LINE = 300
+"""Characters of the log's last line that a warning shows."""
 
 log = logging.getLogger(__name__)
 
@@ -142,14 +145,27 @@ class Command:
         """An error with the end of the log, or with `remedy` if the output is not in a log."""
         if self.log is None:
             return PierError(problem, remedy)
-        tail = _tail(self.log).decode(errors="replace") if self.log.exists() else ""
-        return PierError(f"{problem}; {self.log} ends with:\n{tail}", "Mend what it shows, then start the node again.")
+        return PierError(
+            f"{problem}; {self.log} ends with:\n{_tail(self.log)}", "Mend what it shows, then start the node again."
+        )
+
+    @property
+    def last_words(self) -> str:
+        """A sentence with the log and its last line; "" if the output is not in a log."""
+        if self.log is None:
+            return ""
+        lines = _tail(self.log).split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"{self.log} ends with: {printable(last[-LINE:])}" if last else f"{self.log} says nothing"
 
 
-def _tail(file: Path) -> bytes:
+def _tail(file: Path) -> str:
+    """The end of a log; "" if there is none."""
+    if not file.exists():
+        return ""
     with file.open("rb") as content:
         content.seek(max(0, file.stat().st_size - TAIL_BYTES))
-        return content.read(TAIL_BYTES)
+        return content.read(TAIL_BYTES).decode(errors="replace")
 
 
 def _not_runnable(line: str, error: Exception) -> PierError:
@@ -233,7 +249,8 @@ class TrainingProcess:
                 problem = f"the training program ends again and again (exit code {code})"
                 self._fail(self.command.explained(problem, shlex.join(self.command.words)))
                 return
-            log.warning("the training program ended with exit code %d; it is started again", code)
+            again = f"the training program ended with exit code {code}; it is started again"
+            log.warning(". ".join(filter(None, (again, self.command.last_words))))
             await asyncio.sleep(RESTART_SECONDS)
 
 
