@@ -1,8 +1,9 @@
 """The arms of bench/pipeline_convergence.py: the [pipeline] settings of each; `total_steps` belongs to [inner], and
-`outer` and `model` are [outer] and [model]."""
+`outer` and `model` are [outer] and [model]. `full_at` says which steps are full although the arm skips."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 Arm = dict[str, Any]
@@ -49,6 +50,28 @@ MIXED: dict[str, Arm] = {
     f"{arm}, the last fifth full": {**ARMS[arm], "full_end": 0.2} for arm in ("skip 25 %", "skip 50 %")
 }
 """In the last iterations all microbatches visit all stages."""
+FullAt = Callable[[int, int], bool]
+"""(step, total steps) -> whether all microbatches visit all stages in it."""
+
+
+def more_and_more(step: int, total: int) -> bool:
+    """A fifth of the steps: over the last two fifths their share rises from none to all."""
+    begin = total * 3 // 5
+    before, after = (max(it - begin, 0) ** 2 // (2 * (total - begin)) for it in (step, step + 1))
+    return after > before
+
+
+def every_fifth(step: int, _total: int) -> bool:
+    """The last of each five."""
+    return step % 5 == 4
+
+
+TRIED: dict[str, Arm] = {
+    f"{arm}, {name}": {**ARMS[arm], "full_at": full_at}
+    for arm in ("skip 25 %", "skip 50 %")
+    for name, full_at in (("full more and more often", more_and_more), ("every fifth full", every_fifth))
+}
+"""Not in the product, and run only if they are asked for."""
 TWICE: Arm = {"stages": 2, "paths": "random"}
 APART = {"algorithm": "diloco", "inner_steps": 10, "momentum": 0.0, "lr": 1.0}
 """Better on seed 11 (1.804) than μ = 0.4 and η = 0.9 (1.856), after so few rounds."""
@@ -60,7 +83,8 @@ REPLICAS: dict[str, Arm] = {
     },
 }
 """Two stages with two sites each, whose paths are drawn at random."""
-ALL = ARMS | CODED | SUBSPACES | SHORTER | MIXED | REPLICAS
+USUAL = ARMS | CODED | SUBSPACES | SHORTER | MIXED | REPLICAS
+ALL = USUAL | TRIED
 SITES = {(2, 2): 4, (6, 6): 6, (4, 3): 9, (6, 4): 20, (6, 3): 15}
 """(stages, path length) -> as many sites as make all stages equally busy."""
 CUTS = {"quarter": (4, 1), "third": (6, 2), "half": (6, 3)}

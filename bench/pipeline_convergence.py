@@ -1,7 +1,7 @@
 """What do skipped stages and coarser activations cost in loss, and what do they gain? Arms at equal tokens; then
 stages left out.
 
-    python -m bench.pipeline_convergence [--quick] [--folder FOLDER] [--plot FILE.png] [--show]
+    python -m bench.pipeline_convergence [--quick] [--arm ARM] [--folder FOLDER] [--plot FILE.png] [--show]
 
 One model is trained as a pipeline whose microbatches visit all stages, or three quarters, two thirds or half of them,
 in order, or with a swap in each path where the planner wants one (arXiv 2502.19913). All see the same windows. Then
@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bench.pipeline_arms import ALL, ARMS, CUTS, EXITS, PLAIN, SITES
+from bench.pipeline_arms import ALL, ARMS, CUTS, EXITS, PLAIN, SITES, USUAL
 from bench.pipeline_report import plot, tables, times
 from bench.pipeline_simulation import PipelineSimulation
 from pier_node.config.run import RunConfig
@@ -63,7 +64,7 @@ class Setting:
         inner |= {key: value for key, value in pipeline.items() if key in inner}
         model |= pipeline.get("model", {})
         outer = {"outer": pipeline["outer"]} if "outer" in pipeline else {}
-        pipeline = {key: value for key, value in pipeline.items() if key not in (*inner, "outer", "model")}
+        pipeline = {key: value for key, value in pipeline.items() if key not in (*inner, "outer", "model", "full_at")}
         section = {
             "microbatches": self.microbatches,
             "memory": 6,
@@ -93,7 +94,7 @@ def cell(setting: Setting, arm: str, seed: int, cache: Path, progress: Progress)
     """Train one arm with one seed; what was measured, ready for JSON."""
     config, began = setting.config(ALL[arm], seed), time.process_time()
     bar = progress.add_task(f"seed {seed}: {arm}", total=config.inner.total_steps)
-    simulation = PipelineSimulation(config, cache)
+    simulation = PipelineSimulation(config, cache, ALL[arm].get("full_at"))
     curve = simulation.run(setting.eval_steps, lambda done: progress.advance(bar, done))
     progress.remove_task(bar)
     model, layers = simulation.model(), setting.layers
@@ -117,12 +118,12 @@ def cell(setting: Setting, arm: str, seed: int, cache: Path, progress: Progress)
     }
 
 
-def measure(setting: Setting, folder: Path, console: Console) -> None:
-    """All cells that are not in the folder yet, seed by seed."""
+def measure(setting: Setting, arms: Iterable[str], folder: Path, console: Console) -> None:
+    """All cells of these arms that are not in the folder yet, seed by seed."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with tempfile.TemporaryDirectory() as cache, Progress(*columns, console=console) as progress:
         for seed in setting.seeds:
-            for arm in ALL:
+            for arm in arms:
                 file = folder / f"{arm.replace(' %', '').replace(',', '').replace(' ', '-')}-{seed}.json"
                 if _is_there(file, setting):
                     continue
@@ -143,6 +144,9 @@ def _is_there(file: Path, setting: Setting) -> bool:
 @click.command(help=__doc__)
 @click.option("--quick", is_flag=True, help="A tiny model and few steps: some minutes, and no evidence.")
 @click.option(
+    "--arm", "arms", type=click.Choice([*ALL]), multiple=True, help="Only this one. [default: the usual ones]"
+)
+@click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("docs/results/pipeline_convergence"),
@@ -151,13 +155,13 @@ def _is_there(file: Path, setting: Setting) -> bool:
 )
 @click.option("--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), help="Draw the curves here.")
 @click.option("--show", is_flag=True, help="Compute nothing: the tables of the cells that are there.")
-def main(quick: bool, folder: Path, plot_file: Path | None, show: bool) -> None:
+def main(quick: bool, arms: tuple[str, ...], folder: Path, plot_file: Path | None, show: bool) -> None:
     """Train what is missing, and print the tables."""
     torch.set_num_threads(1)
     console = Console(width=WIDTH)
     folder.mkdir(parents=True, exist_ok=True)
     if not show:
-        measure(QUICK if quick else Setting(), folder, console)
+        measure(QUICK if quick else Setting(), arms or USUAL, folder, console)
     cells = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
     for shown in tables(cells, times(PATHS)):
         console.print(shown)

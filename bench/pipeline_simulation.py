@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from bench.exchange import exchanged
+from bench.pipeline_arms import FullAt
 from bench.simulation import VALIDATION_SEQUENCES, Point
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import RunConfig
@@ -57,9 +58,12 @@ class Routes:
         stages: the stage of each place: of each site if replicas step apart, otherwise of each stage.
     """
 
-    def __init__(self, config: RunConfig) -> None:
-        section = config.pipeline
-        self._planner = Planner(section, config.run.seed, config.full_from, lambda *_: None, _searched)
+    def __init__(self, config: RunConfig, full_at: FullAt | None = None) -> None:
+        section, self._full_at, self._total = config.pipeline, full_at, config.inner.total_steps
+        self._planner, self._full = (
+            Planner(section, config.run.seed, full_from, lambda *_: None, _searched)
+            for full_from in (config.full_from, 0)
+        )
         self._apart, stages = config.outer.algorithm != "sync", section.stages
         strangers = {f"{site:03}": Pulse(site=Site(node=f"{site:03}")) for site in range(config.run.sites)}
         dealt = asyncio.run(self._planner.plan(1, VoteState(0, 0.0, (0,) * stages), strangers, {}))
@@ -73,7 +77,8 @@ class Routes:
     def of(self, step: int) -> list[tuple[int, ...]]:
         """The places that each microbatch visits, in their order."""
         voted = VoteState(step, 0.0, (VERSION,) * self._section.stages)
-        message = asyncio.run(self._planner.plan(2 + step, voted, self._pulses, {}))
+        planner = self._full if self._full_at and self._full_at(step, self._total) else self._planner
+        message = asyncio.run(planner.plan(2 + step, voted, self._pulses, {}))
         plan = Plan.read(message, self._section.stages)
         place = self._nodes.index if self._apart else plan.stages.__getitem__
         return [tuple(place(node) for node in way[: len(way) // 2]) for way in plan.ways]
@@ -101,13 +106,16 @@ class Held:
 class PipelineSimulation:
     """A run of `config.run.sites` sites.
 
+    Args:
+        full_at: steps in which all microbatches visit all stages, besides those that `pipeline.full_end` makes so.
+
     Attributes:
         visits: how often each order of stages was taken.
         validation: windows, the same for all runs.
     """
 
-    def __init__(self, config: RunConfig, cache: Path) -> None:
-        self._config, self._routes = config, Routes(config)
+    def __init__(self, config: RunConfig, cache: Path, full_at: FullAt | None = None) -> None:
+        self._config, self._routes = config, Routes(config, full_at)
         self._windows = Windows(open_corpus(config.data, 0, 1, None, cache), config.model.context, config.run.seed, "")
         batches = self._windows.validation(config.inner.eval_batches, VALIDATION_SEQUENCES)
         self.validation: list[Batch] = batches

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench import pipeline_convergence
-from bench.pipeline_arms import ALL, ARMS, CODED, CUTS, MIXED, SHORTER, SITES
+from bench.pipeline_arms import ALL, ARMS, CODED, CUTS, MIXED, SHORTER, SITES, TRIED, more_and_more
 from bench.pipeline_convergence import PATHS, QUICK, Setting, main
 from bench.pipeline_report import arms_of, differences, reached, shorter, so_far, tables, times, work, worse
 
@@ -52,7 +52,7 @@ def test_sites_are_equally_busy() -> None:
 
 def test_cells_are_kept_and_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_convergence, "QUICK", TINY)
-    monkeypatch.setattr(pipeline_convergence, "ALL", {name: ARMS[name] for name in ("full", "skip 50 %, swaps")})
+    monkeypatch.setattr(pipeline_convergence, "USUAL", {name: ARMS[name] for name in ("full", "skip 50 %, swaps")})
     words = ["--quick", "--folder", str(tmp_path), "--plot", str(tmp_path / "it.png")]
     run = CliRunner().invoke(main, words, catch_exceptions=False)
     assert run.exit_code == 0
@@ -104,6 +104,25 @@ def test_codecs_are_those_of_the_name(arm: str) -> None:
     section = Setting().config(ALL[arm], 1).pipeline
     forward, _, back = arm.removeprefix("full, ").partition(", gradients ")
     assert (section.activation_codec, section.gradient_codec) == (forward, back or forward)
+
+
+@pytest.mark.parametrize("arm", TRIED)
+def test_a_fifth_of_the_steps_of_what_was_tried_is_full(arm: str) -> None:
+    full = [step for step in range(400) if ALL[arm]["full_at"](step, 400)]
+    assert len(full) == 80
+    assert Setting().config(ALL[arm], 1) == Setting().config(ARMS[arm.partition(", ")[0]], 1)
+
+
+def test_passes_are_full_more_and_more_often() -> None:
+    parts = [sum(more_and_more(step, 400) for step in range(at, at + 40)) for at in range(240, 400, 40)]
+    assert parts == [5, 15, 25, 35]
+
+
+def test_only_the_arms_that_are_asked_for_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_convergence, "QUICK", TINY)
+    words = ["--quick", "--folder", str(tmp_path), "--arm", "skip 25 %, every fifth full", "--arm", "full"]
+    assert CliRunner().invoke(main, words, catch_exceptions=False).exit_code == 0
+    assert sorted(it.name for it in tmp_path.iterdir()) == ["full-1.json", "skip-25-every-fifth-full-1.json"]
 
 
 @pytest.mark.parametrize("arm", SHORTER)

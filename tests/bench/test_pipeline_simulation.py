@@ -97,6 +97,13 @@ def test_the_last_steps_may_visit_all_stages(cache: Path) -> None:
     assert sum(simulation.visits.values()) == 4 * MICROBATCHES
 
 
+def test_chosen_steps_may_visit_all_stages(cache: Path) -> None:
+    simulation = PipelineSimulation(config(skip=0.25), cache, lambda step, total: step in (1, total - 1))
+    simulation.run(4, lambda _: None)
+    assert simulation.visits[0, 1, 2, 3] == 2 * MICROBATCHES
+    assert sum(simulation.visits.values()) == 4 * MICROBATCHES
+
+
 @pytest.mark.parametrize(("paths", "again"), [("skip", True), ("random", False)])
 def test_planned_paths_stay_and_random_ones_change(paths: str, again: bool) -> None:
     routes = Routes(config(paths=paths))
