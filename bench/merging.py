@@ -6,7 +6,8 @@ The experts are those of bench/hdee.py's arm `auto`: eight built-in domains, S, 
 Cells that are not in FOLDER yet are trained. Bits per byte are means over the domains, on 200 test rows of each that
 no expert was trained on. Training after the merge sees one window of every domain per step, from the experts' own
 texts; the mean of the experts' weights is trained in the same way for comparison. `dense` is one model that continues
-from the same seed model with all domains, for the FLOPs of all experts together.
+from the same seed model with all domains, for the FLOPs of all experts together. An expert is taken out of the merged
+model as `pier-node merge --without` does it. Speeds are those of reading the same 400 rows.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import TypeVar
 
 import click
 import numpy as np
@@ -41,7 +43,12 @@ INFORMING = 64
 """Windows of each domain from which routers take their means."""
 TUNED = (100, 300)
 """Steps of training after the merge."""
+WIDTH = 160
+"""Columns of the table, however narrow the terminal."""
 ENSEMBLE = "ensemble (posterior)"
+READ = {ENSEMBLE: "ensemble", "merged, not trained": "merged", "best single expert": "one expert"}
+"""The row of the table that has the speed of each."""
+Model = TypeVar("Model", bound=Decoder)
 
 
 class Trial:
@@ -62,9 +69,22 @@ class Trial:
         yield "merged, not trained", self.bits(self.merged())
         yield f"merged, routers trained {TUNED[0]} steps", self.bits(self._tuned(self.merged(), TUNED[0], routers=True))
         for steps in TUNED:
-            yield f"merged, trained {steps} steps", self.bits(self._tuned(self.merged(), steps))
+            merged = self._tuned(self.merged(), steps)
+            yield f"merged, trained {steps} steps", self.bits(merged)
             yield f"mean of the weights, trained {steps} steps", self.bits(self._tuned(mean_of(self.experts), steps))
+        yield from self._reduced(merged)
         yield "dense, for the FLOPs of all experts", self.bits(exported_weights(self._dense / MODEL).model(CPU))
+
+    def _reduced(self, model: merging.MergedDecoder) -> Iterator[tuple[str, float]]:
+        """A trained merged model without one expert, each in turn: on that expert's domain, and on the others."""
+        own, others = list[float](), list[float]()
+        for domain in self._domains:
+            reduced = merging.without(model, domain)
+            bits = {it: self._bits(reduced, it) for it in self._domains}
+            own.append(bits.pop(domain))
+            others += bits.values()
+        yield f"merged, trained {TUNED[-1]} steps, without an expert: its domain", fmean(own)
+        yield f"merged, trained {TUNED[-1]} steps, without an expert: the others", fmean(others)
 
     def merged(self) -> merging.MergedDecoder:
         """The experts as one model, with routers that know the domains."""
@@ -72,7 +92,7 @@ class Trial:
         model.inform({domain: self._windows(domain, "inform").batch(0, INFORMING)[0] for domain in self._domains})
         return model
 
-    def _tuned(self, model: Decoder, steps: int, routers: bool = False) -> Decoder:
+    def _tuned(self, model: Model, steps: int, routers: bool = False) -> Model:
         windows = [self._windows(domain, "tune") for domain in self._domains]
         merging.tune(
             model, merging.batches(windows, steps), steps, merging.ROUTER_LR if routers else merging.LR, routers
@@ -136,18 +156,18 @@ def main(cells: Path, quick: bool, seeds: tuple[int, ...], json_file: Path | Non
     if json_file:
         figures = {"seeds": seeds, "bits_per_byte": found, "cpu_seconds_a_token": seconds}
         json_file.write_text(json.dumps(figures, indent=1) + "\n")
-    Console().print(_table(found, seeds))
-    for name, each in seconds.items():
-        times = seconds["ensemble"] / each
-        Console().print(f"{name}: {1 / each:,.0f} tokens per CPU second, {times:.2f} x the ensemble")
+    Console(width=WIDTH).print(_table(found, seconds, seeds))
 
 
-def _table(found: Mapping[str, list[float]], seeds: tuple[int, ...]) -> Table:
-    table = Table("bits per byte", *(f"seed {seed}" for seed in seeds), "mean", "std", "to ensemble")
+def _table(found: Mapping[str, list[float]], seconds: Mapping[str, float], seeds: tuple[int, ...]) -> Table:
+    columns = *(f"seed {seed}" for seed in seeds), "mean", "std", "to ensemble", "tokens per CPU s"
+    table = Table("bits per byte", *columns)
     base = fmean(found[ENSEMBLE])
     for name, bits in found.items():
         spread = f"{stdev(bits):.3f}" if len(bits) > 1 else ""
-        table.add_row(name, *(f"{it:.3f}" for it in bits), f"{fmean(bits):.3f}", spread, f"{fmean(bits) - base:+.3f}")
+        speed = f"{1 / seconds[READ[name]]:,.0f}" if name in READ else ""
+        figures = f"{fmean(bits):.3f}", spread, f"{fmean(bits) - base:+.3f}", speed
+        table.add_row(name, *(f"{it:.3f}" for it in bits), *figures)
     return table
 
 
