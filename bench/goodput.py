@@ -31,7 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.goodput_figures import Lives, Outcome, Setting, outcome, undisturbed
-from bench.goodput_sites import Site, running
+from bench.goodput_sites import ENDLESS, INNER_STEPS, Site, running
+from bench.tiny_run import tiny_run
 
 WARM = 12
 """Rounds of all sites before faults begin: deadlines are learnt by then."""
@@ -64,19 +65,21 @@ WAYS = (
 def measure(way: Way, setting: Setting) -> Outcome:
     """Run the sites once. Raises RuntimeError: they do not come together."""
     with tempfile.TemporaryDirectory() as folder:
-        with running(Path(folder), setting.sites, setting.overlap, way.waits, way.witness) as victims:
+        run = tiny_run(setting.sites, ENDLESS, INNER_STEPS, {"overlap": setting.overlap}, witness=way.witness)
+        with running(Path(folder), run, setting.sites, way.waits, way.witness) as victims:
             sites = victims[: setting.sites]
-            _come_together(sites)
+            come_together(sites)
             begun = time.time()
             for fault in setting.faults(len(victims)) if way.faults else []:
-                _supervise(victims, begun + fault.at)
-                _strike(victims if way.restarts else [victims[fault.site]])
-            _supervise(victims, begun + setting.seconds)
+                supervise(victims, begun + fault.at)
+                strike(victims if way.restarts else [victims[fault.site]])
+            supervise(victims, begun + setting.seconds)
         lives = [Lives(site.commits(), site.killed, site.died) for site in sites]
     return outcome(way.name, lives, begun, begun + setting.seconds, os.getloadavg()[0])
 
 
-def _come_together(sites: Sequence[Site]) -> None:
+def come_together(sites: Sequence[Site]) -> None:
+    """Wait for rounds of all sites, before faults begin. Raises RuntimeError: they do not come."""
     deadline = time.monotonic() + PATIENCE
     while sum(commit.members == len(sites) for commit in sites[0].commits()) < WARM:
         if time.monotonic() > deadline:
@@ -84,14 +87,16 @@ def _come_together(sites: Sequence[Site]) -> None:
         time.sleep(LOOK)
 
 
-def _supervise(sites: Sequence[Site], until: float) -> None:
+def supervise(sites: Sequence[Site], until: float) -> None:
+    """Start again what ends by itself, until then; seconds since the epoch."""
     while (left := until - time.time()) > 0:
         for site in sites:
             site.supervise()
         time.sleep(min(left, LOOK))
 
 
-def _strike(sites: Sequence[Site]) -> None:
+def strike(sites: Sequence[Site]) -> None:
+    """Kill sites, and run their commands again at once."""
     for site in sites:
         site.kill()
     for site in sites:

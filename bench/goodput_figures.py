@@ -18,12 +18,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Commit:
-    """A round that a site committed: when, its number, how many took part, tokens in the model since the beginning."""
+    """A round that a site committed.
+
+    Attributes:
+        time: seconds since the epoch.
+        members: how many took part.
+        tokens: in the model since the beginning.
+        loss: of the last validation that the site made since it started, nats a token; NaN: none yet.
+    """
 
     time: float
     round: int
     members: int
     tokens: int
+    loss: float = math.nan
 
 
 @dataclass(frozen=True)

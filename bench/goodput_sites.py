@@ -16,7 +16,6 @@ import psutil
 
 from bench.goodput_figures import Commit
 from bench.ports import free_port
-from bench.tiny_run import tiny_run
 from pier_node.config.run import load
 from pier_node.identity.node import Token
 from pier_node.rounds.folder import EVENTS_FILE, read_events
@@ -104,7 +103,13 @@ class Site:
         """What it wrote down of each round that it committed, in all of its lives."""
         path = self.folder / EVENTS_FILE
         return [
-            Commit(event["time"], event["round"], len(event["members"]), event["tokens_in_anchor"])
+            Commit(
+                event["time"],
+                event["round"],
+                len(event["members"]),
+                event["tokens_in_anchor"],
+                event["validation_loss"],
+            )
             for event in read_events(path.read_bytes() if path.exists() else b"")
         ]
 
@@ -130,18 +135,25 @@ def start_commands(run: Path, folders: Sequence[Path], addresses: Sequence[str])
     ]
 
 
-def invited(coordinator: Site, run: str, folders: Sequence[Path], addresses: Sequence[str]) -> list[list[str]]:
-    """`pier-node start` for each folder, with an invite of the run's coordinator, which is started here."""
+def invited(
+    coordinator: Site, run: str, folders: Sequence[Path], addresses: Sequence[str], within: Sequence[str] = ()
+) -> list[list[str]]:
+    """`pier-node start` for each folder, with an invite of the run's coordinator, which is started here.
+
+    Args:
+        within: words before a command that has it run where the coordinator does.
+    """
     folder = coordinator.folder
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "run.toml").write_text(run)
     coordinator.start()
-    return [[*_invite(folder, each.name), "--data", str(each), "--listen", at] for each, at in zip(folders, addresses)]
+    ways = [_invite(folder, each.name, within) for each in folders]
+    return [[*way, "--data", str(each), "--listen", at] for way, each, at in zip(ways, folders, addresses)]
 
 
-def _invite(folder: Path, name: str) -> list[str]:
+def _invite(folder: Path, name: str, within: Sequence[str]) -> list[str]:
     """The command of an invite, once the coordinator answers. Raises RuntimeError."""
-    words = [str(PROGRAMS / "pier-coordinator"), "invite", "--data", str(folder), "--name", name, "--json"]
+    words = [*within, str(PROGRAMS / "pier-coordinator"), "invite", "--data", str(folder), "--name", name, "--json"]
     deadline = time.monotonic() + GONE_SECONDS
     while (done := subprocess.run(words, capture_output=True, text=True)).returncode:
         if time.monotonic() > deadline:
@@ -153,14 +165,14 @@ def _invite(folder: Path, name: str) -> list[str]:
 
 
 @contextmanager
-def running(work: Path, count: int, overlap: bool, waits: bool, witness: bool) -> Iterator[list[Site]]:
+def running(work: Path, run: str, count: int, waits: bool = False, witness: bool = False) -> Iterator[list[Site]]:
     """Sites of a run of their own, started; killed in the end.
 
     Args:
+        run: the text of its run.toml.
         waits: no round without all of them.
         witness: they have a coordinator, which is the witness, and comes last.
     """
-    run = tiny_run(count, ENDLESS, INNER_STEPS, {"overlap": overlap}, witness=witness)
     environment = hooked(HOOK, PIER_BENCH_PACE=PACE, PIER_BENCH_WAITS=int(waits))
     folders = [work / f"site-{number}" for number in range(count)]
     addresses = [f"127.0.0.1:{free_port()}" for _ in folders]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-Keys = Mapping[str, str | int | bool]
+Keys = Mapping[str, str | float | bool]
 NOTHING: Keys = MappingProxyType({})
 
 
@@ -36,6 +36,11 @@ def tiny_run(
         "inner": {"total_steps": total_steps, "batch_size": batch_size, "eval_every": 0},
         "outer": {"algorithm": "diloco", "inner_steps": inner_steps, **outer},
     }
+    return written(tables)
+
+
+def written(tables: Mapping[str, Keys]) -> str:
+    """The text of a run.toml that has only these keys."""
     lines = {name: [f"{key} = {json.dumps(value)}" for key, value in table.items()] for name, table in tables.items()}
     return "\n".join(f"[{name}]\n" + "\n".join(each) for name, each in lines.items()) + "\n"
 
