@@ -1,11 +1,12 @@
 """Does anything break when everything goes wrong at random?
 
-    python -m bench.chaos [--sites N] [--seconds S] [--mean S] [--algorithm NAME] [--overlap] [--seed N] [--keep FOLDER]
+    python -m bench.chaos [--sites N] [--seconds S] [--mean S] [--run NAME] [--overlap] [--seed N] [--keep FOLDER]
 
 Sites are real `pier-node start` in network namespaces (as root, on Linux), with links of 100 Mbit/s and 10 ms, and
 workers that train the smallest model, one round a second. At each site, faults of all kinds (chaos_faults.py) happen
 at random times, `--mean` seconds apart on average, and may overlap: kills of all processes, of the daemon, of a
-worker, freezes, polite stops, cuts, slow links, full disks, jumps of the clock. In the end all faults are healed.
+worker, freezes, polite stops, cuts, slow links, full disks, jumps of the clock. In the end all faults are healed. With
+`--run witness`, the sites have a coordinator, which suffers the same.
 
 What must hold: no two sites ever committed different bits, or different token counts, after the same round; no site
 ended on its own, or with a traceback, or left anything behind; afterwards all sites commit rounds together, with no
@@ -51,13 +52,21 @@ from bench.chaos_faults import (
     small_disk,
     tidy_clocks,
 )
-from bench.goodput_sites import ENDLESS, HOOK, INNER_STEPS, PACE, Site, hooked, start_commands
-from bench.slow_links import refuse_without_tools, star
+from bench.goodput_sites import ENDLESS, HOOK, INNER_STEPS, PACE, PROGRAMS, Site, hooked, invited, start_commands
+from bench.slow_links import Spot, refuse_without_tools, star
 from bench.tiny_run import Keys, tiny_run
 from pier_node.base.errors import PierError
 from pier_node.rounds.folder import EVENTS_FILE, read_events
 
-ALGORITHMS = ("diloco", "noloco")
+RUNS: dict[str, Keys] = {
+    "diloco": {"algorithm": "diloco"},
+    "pier": {"algorithm": "pier", "start_fraction": 1e-5},
+    "sync": {"algorithm": "sync"},
+    "codec": {"algorithm": "diloco", "codec": "int4", "fragments": 4, "overlap": True},
+    "witness": {"algorithm": "diloco"},
+    "noloco": {"algorithm": "noloco"},
+}
+"""[outer] of the runs that can be chosen. The start of pier is over before the faults begin."""
 RATE = 100.0
 """Mbit/s of a site's uplink."""
 DISK = 64
@@ -76,14 +85,14 @@ BAD_SIGNS = ("Traceback", "never retrieved", "never awaited", "Unclosed", "was d
 
 @dataclass(frozen=True)
 class Setting(goodput_figures.Setting):
-    """A trial, and the algorithm of its run."""
+    """A trial, and which of RUNS it is of."""
 
-    algorithm: str
+    run: str
 
     @property
     def apart(self) -> bool:
         """Whether sites have states of their own, and rounds two members."""
-        return self.algorithm == "noloco"
+        return self.run == "noloco"
 
 
 @dataclass
@@ -110,6 +119,7 @@ class Trial:
 
     def __init__(self, setting: Setting, victims: Sequence[Victim], tick: Callable[[], None]) -> None:
         self._setting, self._victims, self._tick = setting, victims, tick
+        self._sites = victims[: setting.sites]
         self._newest, self._since = 0, time.monotonic()
         self.outcome = Outcome()
 
@@ -125,7 +135,7 @@ class Trial:
         self.outcome.back = time.monotonic() - began
         self._check_growth(before)
         self._end()
-        histories = {victim.folder.name: events(victim) for victim in self._victims}
+        histories = {site.folder.name: events(site) for site in self._sites}
         self.outcome.problems += flaws(histories, self._setting.apart)
         return self.outcome
 
@@ -134,7 +144,7 @@ class Trial:
         setting, order = self._setting, itertools.count()
         due: list[tuple[float, int, Undo]] = []
         began = time.monotonic()
-        for number, fault in enumerate(setting.faults()):
+        for number, fault in enumerate(setting.faults(len(self._victims))):
             dice = random.Random(f"{setting.seed}/{number}")
             kind = dice.choice(KINDS)
             while due and due[0][0] <= fault.at:
@@ -164,7 +174,7 @@ class Trial:
             time.sleep(min(left, LOOK))
 
     def _look(self) -> None:
-        newest = max((event["round"] for victim in self._victims for event in events(victim)[-1:]), default=0)
+        newest = max((event["round"] for site in self._sites for event in events(site)[-1:]), default=0)
         now = time.monotonic()
         self.outcome.longest = max(self.outcome.longest, now - self._since)
         if newest > self._newest:
@@ -174,10 +184,8 @@ class Trial:
     def _together(self, rounds: int, when: str) -> None:
         """Return when all sites have committed so many rounds with nobody missing. Raises RuntimeError."""
         longest, deadline = self.outcome.longest, time.monotonic() + PATIENCE
-        seen = [len(events(victim)) for victim in self._victims]
-        while not all(
-            self._with_all(victim, start) >= rounds for victim, start in zip(self._victims, seen, strict=True)
-        ):
+        seen = [len(events(site)) for site in self._sites]
+        while not all(self._with_all(site, start) >= rounds for site, start in zip(self._sites, seen, strict=True)):
             if time.monotonic() > deadline:
                 tails = "\n\n".join(victim.site.tail() for victim in self._victims)
                 raise RuntimeError(f"the sites do not come together within {PATIENCE:.0f} s {when}:\n\n{tails}")
@@ -261,29 +269,49 @@ def leftovers() -> set[str]:
 
 @contextmanager
 def running(work: Path, setting: Setting) -> Iterator[list[Victim]]:
-    """Sites of a run of their own, started; killed in the end."""
-    run = work / "run.toml"
-    outer: Keys = {"algorithm": setting.algorithm, "overlap": setting.overlap}
-    run.write_text(tiny_run(setting.sites, ENDLESS, INNER_STEPS, outer))
-    environment = hooked(HOOK, PIER_BENCH_PACE=PACE, PIER_BENCH_WAITS=0)
-    lines = [Line() for _ in range(setting.sites)]
+    """Sites of a run of their own, started, and last its coordinator if it is the witness; killed in the end."""
+    witness = ["coordinator"] if setting.run == "witness" else []
+    folders = [work / name for name in [*(f"site-{number}" for number in range(setting.sites)), *witness]]
+    outer: Keys = {"overlap": setting.overlap, **RUNS[setting.run]}
+    run = tiny_run(setting.sites, ENDLESS, INNER_STEPS, outer, witness=bool(witness))
+    lines = [Line() for _ in folders]
     with tidy_clocks(), ExitStack() as stack:
         spots = stack.enter_context(
-            star([RATE] * setting.sites, lambda here, there: max(lines[here].seconds, lines[there].seconds))
+            star([RATE] * len(folders), lambda here, there: max(lines[here].seconds, lines[there].seconds))
         )
-        folders = [work / f"site-{number}" for number in range(setting.sites)]
         for folder in folders:  # before any site, whose namespaces take them over
             stack.enter_context(small_disk(folder, DISK))
-        commands = start_commands(run, folders, [f"{spot.address}:7700" for spot in spots])
+        addresses = [f"{spot.address}:7700" for spot in spots]
+        last = list[Victim]()
+        if witness:
+            start = [str(PROGRAMS / "pier-coordinator"), "start", str(folders[-1]), "--listen", addresses[-1]]
+            last = [_victim(spots[-1], lines[-1], folders[-1], start)]
+            stack.callback(last[0].site.kill)
+            commands = invited(last[0].site, run, folders[:-1], addresses[:-1], _inside(spots[-1]))
+        else:
+            file = work / "run.toml"
+            file.write_text(run)
+            commands = start_commands(file, folders, addresses)
         victims = []
-        for spot, line, folder, start in zip(spots, lines, folders, commands, strict=True):
-            clock, command = folder.with_suffix(".clock"), ["ip", "netns", "exec", spot.namespace, *start]
-            victim = Victim(Site(command, folder, {**environment, **by_its_own_clock(clock)}), folder, clock, line)
-            victim.set_clock(0.0)
-            victims.append(victim)
-            stack.callback(victim.site.kill)
-            victim.site.start()
-        yield victims
+        for spot, line, folder, command in zip(spots, lines, folders, commands, strict=False):
+            victims.append(_victim(spot, line, folder, command))
+            stack.callback(victims[-1].site.kill)
+            victims[-1].site.start()
+        yield [*victims, *last]
+
+
+def _victim(spot: Spot, line: Line, folder: Path, command: Sequence[str]) -> Victim:
+    """A site or the coordinator at its spot, with a right clock; not started."""
+    clock = folder.with_suffix(".clock")
+    environment = {**hooked(HOOK, PIER_BENCH_PACE=PACE, PIER_BENCH_WAITS=0), **by_its_own_clock(clock)}
+    victim = Victim(Site([*_inside(spot), *command], folder, environment), folder, clock, line)
+    victim.set_clock(0.0)
+    return victim
+
+
+def _inside(spot: Spot) -> list[str]:
+    """Words before a command that run it there."""
+    return ["ip", "netns", "exec", spot.namespace]
 
 
 def measure(setting: Setting, tick: Callable[[], None] = nothing, keep: Path | None = None) -> Outcome:
@@ -305,7 +333,7 @@ def measure(setting: Setting, tick: Callable[[], None] = nothing, keep: Path | N
 
 def table(found: Outcome, setting: Setting) -> Table:
     """The faults, and what came of them."""
-    title = f"{setting.sites} sites, {setting.algorithm}{' with overlap' * setting.overlap}, {setting.seconds:g} s"
+    title = f"{setting.sites} sites, {setting.run}{' with overlap' * setting.overlap}, {setting.seconds:g} s"
     shown = Table("", "", title=title, show_header=False)
     for kind, times in sorted(found.faults.items()):
         shown.add_row(kind, str(times))
@@ -322,13 +350,7 @@ def table(found: Outcome, setting: Setting) -> Table:
 @click.option("--seconds", default=120.0, show_default=True, help="Of faults.")
 @click.option("--mean", default=15.0, show_default=True, help="Seconds between two faults of a site, on average.")
 @click.option("--seed", default=1, show_default=True, help="Of the faults.")
-@click.option(
-    "--algorithm",
-    type=click.Choice(ALGORITHMS),
-    default="diloco",
-    show_default=True,
-    help="Of the run.",
-)
+@click.option("--run", type=click.Choice([*RUNS]), default="diloco", show_default=True, help="What the sites do.")
 @click.option("--overlap/--no-overlap", default=False, show_default=True, help="outer.overlap of the run.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Copy the sites' folders there.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures there.")

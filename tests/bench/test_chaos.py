@@ -43,7 +43,7 @@ def test_the_table_has_what_happened() -> None:
     found.faults[KINDS[0].name] = 3
     console = Console(width=100)
     with console.capture() as capture:
-        console.print(table(found, Setting(4, 60.0, 15.0, 1, overlap=True, algorithm="diloco")))
+        console.print(table(found, Setting(4, 60.0, 15.0, 1, overlap=True, run="diloco")))
     shown = [line.strip("│ ").split("│") for line in capture.get().splitlines() if line.startswith("│")]
     told = {left.strip(): right.strip() for left, right in shown}
     assert told["kill all"] == "3"
@@ -53,15 +53,15 @@ def test_the_table_has_what_happened() -> None:
 
 @pytest.mark.netns
 @pytest.mark.alone
-@pytest.mark.parametrize(("algorithm", "overlap"), [("diloco", True), ("noloco", False)])
-def test_nothing_breaks_under_faults_at_random(algorithm: str, overlap: bool) -> None:
+@pytest.mark.parametrize(("run", "overlap"), [("diloco", True), ("noloco", False)])
+def test_nothing_breaks_under_faults_at_random(run: str, overlap: bool) -> None:
     try:
         refuse_without_tools()
     except PierError:
         pytest.skip(NO_NAMESPACES)
     if not has_latency():
         pytest.skip(NO_NAMESPACES)
-    found = measure(Setting(4, 45.0, 6.0, SEED, overlap, algorithm))
+    found = measure(Setting(4, 45.0, 6.0, SEED, overlap, run))
     assert found.problems == []
     assert found.faults.total() >= 20
     assert found.rounds > 0
