@@ -53,7 +53,11 @@ def test_the_table_has_what_happened() -> None:
 
 @pytest.mark.netns
 @pytest.mark.alone
-@pytest.mark.parametrize(("run", "overlap"), [("diloco", True), ("noloco", False)])
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("run", "overlap"),
+    [("diloco", True), ("pier", False), ("sync", False), ("noloco", False), ("codec", True), ("witness", False)],
+)
 def test_nothing_breaks_under_faults_at_random(run: str, overlap: bool) -> None:
     try:
         refuse_without_tools()

@@ -1,53 +1,37 @@
-"""What counts as the loss at so many tokens, and the table."""
+"""The runs that are compared, and the table."""
 
 from __future__ import annotations
 
-import math
+import tomllib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from bench.goodput_figures import Commit
-from bench.goodput_loss import EVERY, WAYS, Run, curve, excesses, run_text, table
-from pier_node.config.run import load
+from bench.goodput_loss import Pair, Run, run_text, table
+from pier_node.config.run import RunConfig
 
-PLAIN = Run(WAYS[0], 1, loss=1.5, first=5.2, kills=0, rounds=65, members=3.0, seconds=70.0)
-KILLED = replace(PLAIN, way=WAYS[1], loss=1.53, kills=30, rounds=80, members=2.5)
-
-
-def test_only_a_validation_of_that_round_counts_and_a_site_that_has_just_started_knows_none() -> None:
-    commits = [
-        Commit(3.0, 2 * EVERY, 2, 900, 1.5),
-        Commit(1.0, EVERY, 3, 500, 2.0),
-        Commit(1.5, EVERY + 1, 3, 600, 2.0),
-        Commit(4.0, 3 * EVERY, 2, 1300, math.nan),
-    ]
-    assert list(curve(commits).items()) == [(500, 2.0), (900, 1.5)]
+KILLED = Run(steps=800, tokens=420_000, loss=1.53, kills=30, rounds=40, members=2.2, seconds=110.0)
+PLAIN = Run(steps=547, tokens=420_100, loss=1.5, kills=0, rounds=28, members=3.0, seconds=50.0)
 
 
-def test_the_run_differs_by_its_seed_alone_and_its_learning_rate_is_constant(tmp_path: Path) -> None:
-    runs = []
-    for seed in (1, 2):
-        (tmp_path / "run.toml").write_text(run_text(seed))
-        runs.append(load(tmp_path / "run.toml"))
-    assert [run.run.seed for run in runs] == [1, 2]
-    assert (runs[0].inner, runs[0].outer, runs[0].data) == (runs[1].inner, runs[1].outer, runs[1].data)
-    assert runs[0].inner.lr == runs[0].inner.min_lr
+def test_runs_differ_by_what_they_are_asked_for_alone() -> None:
+    one, other = (RunConfig.model_validate(tomllib.loads(run_text(*it))) for it in ((1, 800, False), (2, 547, False)))
+    assert (one.run.seed, one.inner.total_steps) == (1, 800)
+    assert (other.run.seed, other.inner.total_steps) == (2, 547)
+    assert (one.model, one.outer, one.data) == (other.model, other.outer, other.data)
+    assert one.inner.model_copy(update={"total_steps": 547}) == other.inner
 
 
 def test_the_table_has_each_seed_and_their_mean() -> None:
-    found = {
-        seed: {run.way: replace(run, seed=seed) for run in (PLAIN, replace(KILLED, loss=loss))}
-        for seed, loss in ((1, 1.53), (2, 1.5))
-    }
-    assert excesses(found[1]) == pytest.approx([0.02])
+    pairs = [Pair(1, KILLED, PLAIN), Pair(2, replace(KILLED, loss=1.5), PLAIN)]
+    assert pairs[0].excess == pytest.approx(0.02)
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(table(found, 1000, 15.0))
+        console.print(table(pairs, 15.0))
     shown = capture.get()
-    assert "validation loss at 1,000 tokens; 3 sites, each killed every 15 s on average" in shown
+    assert "validation loss at equal tokens; 3 sites, each killed every 15 s on average" in shown
+    assert "420,000, 420,100" in shown
     assert "+2.00%" in shown
+    assert "1.5150 ± 0.0212" in shown
     assert "+1.00% ± 1.41%" in shown
-    assert "65, 80" in shown
