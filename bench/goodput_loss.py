@@ -5,8 +5,8 @@
 The sites and faults of bench/goodput.py, with the model and text of bench/convergence.py's setting `short`. For each
 seed (of the weights, the data and the faults) the sites first train under faults, for so many inner steps. Sites that
 are killed bring fewer tokens to these, so the sites then train without faults for the steps that give as many tokens.
-The learning rate falls to a tenth in each run. What is compared is the sites' own last validation, which is of the
-committed model.
+Last, they train without faults for as many steps, and so with more tokens. The learning rate falls to a tenth in each
+run. What is compared is the sites' own last validation, which is of the committed model.
 """
 
 from __future__ import annotations
@@ -64,17 +64,18 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """The runs of a seed."""
+class Runs:
+    """The runs of a seed: under faults, and without at equal tokens and at equal steps."""
 
     seed: int
     killed: Run
-    plain: Run
+    tokens: Run
+    steps: Run
 
     @property
-    def excess(self) -> float:
-        """By how much the loss is greater under faults, as a fraction."""
-        return self.killed.loss / self.plain.loss - 1
+    def excesses(self) -> tuple[float, float]:
+        """By how much the loss is greater under faults than at equal tokens and at equal steps, as fractions."""
+        return self.killed.loss / self.tokens.loss - 1, self.killed.loss / self.steps.loss - 1
 
 
 def run_text(seed: int, steps: int, overlap: bool) -> str:
@@ -123,35 +124,40 @@ def _over(sites: Sequence[Site], last: int, until: float) -> bool:
     return True
 
 
-def pair(seed: int, steps: int, mean: float, overlap: bool) -> Pair:
-    """Train under faults, and without for the steps that give as many tokens."""
+def runs_of(seed: int, steps: int, mean: float, overlap: bool) -> Runs:
+    """Train under faults, without for the steps that give as many tokens, and without for as many steps."""
     killed = measure(run_text(seed, steps, overlap), schedule(seed, SITES, mean, LONGEST))
     equal = round(killed.tokens / (SITES * SETTINGS["short"].batch_size * SETTINGS["short"].context))
-    return Pair(seed, killed, measure(run_text(seed, equal, overlap)))
+    plain = (measure(run_text(seed, each, overlap)) for each in (equal, steps))
+    return Runs(seed, killed, *plain)
 
 
-def table(pairs: Sequence[Pair], mean: float) -> Table:
+def table(found: Sequence[Runs], mean: float) -> Table:
     """Losses by seed, and in the last row their mean and standard deviation."""
-    title = f"validation loss at equal tokens; {SITES} sites, each killed every {mean:g} s on average"
-    shown = Table("seed", title=title, caption=f"nats a token; killed, no faults; goal: within {GOAL:.1%}")
-    for heading in ("kills", "tokens", "steps", "members", "killed", "no faults", "excess"):
+    title = f"validation loss; {SITES} sites, each killed every {mean:g} s on average"
+    caption = f"nats a token; killed, equal tokens, equal steps; goal: within {GOAL:.1%} at equal tokens"
+    shown = Table("seed", title=title, caption=caption)
+    for heading in ("kills", "tokens", "steps", "members", "killed", "equal tokens", "equal steps", "excess"):
         shown.add_column(heading, justify="right")
-    for it in pairs:
+    for it in found:
+        every = (it.killed, it.tokens, it.steps)
         shown.add_row(
             str(it.seed),
             str(it.killed.kills),
-            f"{it.killed.tokens:,}, {it.plain.tokens:,}",
-            f"{it.killed.steps}, {it.plain.steps}",
-            f"{it.killed.members:.2f}, {it.plain.members:.2f}",
-            f"{it.killed.loss:.4f}",
-            f"{it.plain.loss:.4f}",
-            f"{it.excess:+.2%}",
+            ", ".join(f"{run.tokens:,}" for run in every),
+            ", ".join(str(run.steps) for run in every),
+            ", ".join(f"{run.members:.2f}" for run in every),
+            *(f"{run.loss:.4f}" for run in every),
+            ", ".join(f"{over:+.2%}" for over in it.excesses),
         )
-    if len(pairs) > 1:
-        losses = [it.killed.loss for it in pairs], [it.plain.loss for it in pairs]
-        over = [it.excess for it in pairs]
-        spread = (f"{fmean(each):.4f} ± {stdev(each):.4f}" for each in losses)
-        shown.add_row("mean ± std", "", "", "", "", *spread, f"{fmean(over):+.2%} ± {stdev(over):.2%}")
+    if len(found) > 1:
+        losses = zip(*((it.killed.loss, it.tokens.loss, it.steps.loss) for it in found), strict=True)
+        over = zip(*(it.excesses for it in found), strict=True)
+        shown.add_row(
+            *("mean ± std", "", "", "", ""),
+            *(f"{fmean(each):.4f} ± {stdev(each):.4f}" for each in losses),
+            ", ".join(f"{fmean(each):+.2%} ± {stdev(each):.2%}" for each in over),
+        )
     return shown
 
 
@@ -163,14 +169,14 @@ def table(pairs: Sequence[Pair], mean: float) -> Table:
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures there.")
 def cli(seeds: str, steps: int, mean: float, overlap: bool, json_file: Path | None) -> None:
     """Measure what faults cost in loss."""
-    console, pairs = Console(), list[Pair]()
+    console, found = Console(), list[Runs]()
     for seed in map(int, seeds.split(",")):
         with console.status(f"seed {seed}"):
-            pairs.append(pair(seed, steps, mean, overlap))
-        console.print(table(pairs, mean))
+            found.append(runs_of(seed, steps, mean, overlap))
+        console.print(table(found, mean))
         if json_file:
-            figures = {"mean": mean, "overlap": overlap, "pairs": [asdict(it) | {"excess": it.excess} for it in pairs]}
-            json_file.write_text(json.dumps(figures, indent=1) + "\n")
+            records = [asdict(it) | {"excesses": it.excesses} for it in found]
+            json_file.write_text(json.dumps({"mean": mean, "overlap": overlap, "runs": records}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
