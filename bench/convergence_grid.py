@@ -69,13 +69,18 @@ class Setting:
     slower: float = 1.0
     end: float = 0.1
 
+    @property
+    def model(self) -> dict[str, str | int]:
+        """[model] of its runs."""
+        shape = {"dim": self.dim, "layers": self.layers, "heads": 4, "ffn_dim": self.ffn_dim, "context": self.context}
+        return {"preset": "llama-1m", **shape}
+
     def config(self, method: Method, values: Values, seed: int) -> RunConfig:
         """The run of one cell."""
-        model = {"dim": self.dim, "layers": self.layers, "heads": 4, "ffn_dim": self.ffn_dim, "context": self.context}
         inner = {key: getattr(self, key) for key in ("batch_size", "total_steps", "warmup_steps", "eval_batches")}
         tables: dict[str, Any] = {
             "run": {"name": "convergence", "seed": seed, "sites": self.sites},
-            "model": {"preset": "llama-1m", **model},
+            "model": self.model,
             "data": {"validation": 0.05} if self.domains else {},
             "inner": {**inner, "precision": "fp32", **method.inner},
             "outer": {"inner_steps": self.inner_steps, **method.outer},
@@ -194,7 +199,7 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "pairs": ("short", ("sync", "noloco-start", "noloco", "diloco-start")),
     "starts": ("short", ("sync", "diloco-start", "diloco-sync-start", "diloco", "diloco-start-warmup")),
     "codecs": ("short", ("sync", "int4", "overlap", "int4-overlap", "int4-overlap-early", "int8", "bf16", "fragments",
-    "int4-fragments-early-bf16")),
+                         "int4-fragments-early-bf16")),
     "long": ("long", FINALISTS),
     "long-end": ("long-end", ("sync", ANNEALED, f"{ANNEALED}-h128", f"muon-{ANNEALED}", "sync-muon")),
     "domains": ("domains", ("sync", "diloco-start", "int4-fragments-early", "noloco-start")),

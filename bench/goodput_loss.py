@@ -81,13 +81,12 @@ class Runs:
 def run_text(seed: int, steps: int, overlap: bool) -> str:
     """The run.toml."""
     like = SETTINGS["short"]
-    model = {"dim": like.dim, "layers": like.layers, "heads": 4, "ffn_dim": like.ffn_dim, "context": like.context}
     rates = {"lr": RATE, "min_lr": like.end * RATE, "warmup_steps": like.warmup_steps, "total_steps": steps}
     validation = {"eval_every": 0, "eval_batches": 4 * like.eval_batches}
     return written(
         {
             "run": {"sites": SITES, "seed": seed},
-            "model": {"preset": "llama-1m", **model},
+            "model": like.model,
             "inner": {**rates, "batch_size": like.batch_size, "precision": "fp32", **validation},
             "outer": {**OUTER, "overlap": overlap},
         }

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pier_node.base.errors import PierError
 from pier_node.pipeline import paths_file
-from pier_node.pipeline.paths_file import EVERY, LatestPaths, parse_paths, paths_json, read_paths, write_paths
+from pier_node.pipeline.paths_file import EVERY, Drawn, LatestPaths, parse_paths, paths_json, read_paths, write_paths
 from pier_node.pipeline.planning.plan import Plan, random_plan
 from pier_node.pipeline.planning.problem import Problem, Site, stage_sizes
 from pier_node.pipeline.planning.simulator import makespan, simulate
@@ -125,22 +125,23 @@ def crowd(count: int, stages: int, microbatches: int) -> tuple[Problem, Plan]:
     return problem, random_plan(problem, 1)
 
 
-def test_a_large_pipeline_is_told(tmp_path: Path) -> None:
-    problem, plan = crowd(128, stages=8, microbatches=400)
-    latest = LatestPaths(tmp_path / "paths.json")
+def told_of(file: Path, problem: Problem, plan: Plan) -> Drawn:
+    """What the coordinator reads of a plan that is written to this file."""
+    latest = LatestPaths(file)
     latest.planned(3, problem, plan)
     assert latest.message is not None
-    told = parse_paths(latest.message.content, {})
-    assert told.plan == plan
+    return parse_paths(latest.message.content, {})
+
+
+def test_a_large_pipeline_is_told(tmp_path: Path) -> None:
+    problem, plan = crowd(128, stages=8, microbatches=400)
+    assert told_of(tmp_path / "paths.json", problem, plan).plan == plan
     assert read_paths(tmp_path / "paths.json", {}).problem == problem, "the file has all that is known"
 
 
 def test_what_is_told_takes_as_long_as_what_was_planned(tmp_path: Path) -> None:
     problem, plan = crowd(12, stages=3, microbatches=20)
-    latest = LatestPaths(tmp_path / "paths.json")
-    latest.planned(3, problem, plan)
-    assert latest.message is not None
-    told = parse_paths(latest.message.content, {})
+    told = told_of(tmp_path / "paths.json", problem, plan)
     assert simulate(told.problem, told.plan).makespan_s == pytest.approx(makespan(problem, plan), rel=0.005)
 
 

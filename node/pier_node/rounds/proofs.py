@@ -150,7 +150,7 @@ class _Kept(NamedTuple):
         try:
             record = os.pread(self.file.fileno(), size, entry.offset - _HEAD.size)
         except OSError as error:
-            raise durable.unwritable(f"cannot read {path}", error) from error
+            raise unwritable(f"cannot read {path}", error) from error
         for link, _, _ in _links(record):
             return link
         raise PierError(f"{path} is damaged", "Start pier-node again: it goes on with what is left of the file.")
