@@ -145,6 +145,7 @@ def _method(
 
 
 DILOCO: dict[str, Any] = {"algorithm": "diloco", "start": "solo", "start_fraction": 0.1}
+GOSSIP: dict[str, Any] = {"algorithm": "noloco", "start": "solo", "start_fraction": 0.1}
 HIDDEN: dict[str, Any] = {"codec": "int4", "fragments": 4, "overlap": True}
 MUON: dict[str, Any] = {"optimizer": "muon"}
 HIDDEN_MUON = "muon-int4-fragments-overlap"
@@ -181,7 +182,9 @@ METHODS = {
     "muon-int4-fragments-early": _method(like=HIDDEN_MUON, inner=MUON, landing=EARLY, **DILOCO, **HIDDEN),
     f"muon-{ANNEALED}": _method(like=HIDDEN_MUON, inner=MUON, landing=EARLY, schedule="anneal", **DILOCO, **HIDDEN),
     "noloco": _method((RATES, PAIRS), algorithm="noloco", start="none"),
-    "noloco-start": _method((RATES, PAIRS), algorithm="noloco", start="solo", start_fraction=0.1),
+    "noloco-start": _method((RATES, PAIRS), **GOSSIP),
+    "noloco-start-int8": _method(like="noloco-start", **GOSSIP, codec="int8"),
+    "noloco-start-int8-overlap": _method(like="noloco-start", landing=0.25, **GOSSIP, codec="int8", overlap=True),
 }
 
 FINALISTS = ("sync", "int4-fragments-early", "diloco-start", "pier-staged", "muon-int4-fragments-early", "sync-muon")
@@ -196,7 +199,10 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "methods": ("short", ("sync", "diloco-start", "int4-fragments-overlap", "pier-staged", "pier-cosine")),
     "sparse": ("short", ("sync", "topk", "topk2")),
     "muon": ("short", ("sync", "sync-muon", "muon", HIDDEN_MUON)),
-    "pairs": ("short", ("sync", "noloco-start", "noloco", "diloco-start")),
+    "pairs": (
+        "short",
+        ("sync", "noloco-start", "noloco-start-int8", "noloco-start-int8-overlap", "noloco", "diloco-start"),
+    ),
     "starts": ("short", ("sync", "diloco-start", "diloco-sync-start", "diloco", "diloco-start-warmup")),
     "codecs": ("short", ("sync", "int4", "overlap", "int4-overlap", "int4-overlap-early", "int8", "bf16", "fragments",
                          "int4-fragments-early-bf16")),

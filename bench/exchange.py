@@ -12,7 +12,7 @@ import numpy as np
 
 from pier_node.base.shared import Vector
 from pier_node.outer.codec import Codec, of_means
-from pier_node.outer.mean import Update, Values, relative_weights, weighted_mean
+from pier_node.outer.mean import Update, relative_weights, weighted_mean
 from pier_node.rounds.reduce import CHUNK
 
 
@@ -24,6 +24,12 @@ def exchanged(updates: Sequence[Update], codec: Codec) -> Vector:
     return mean
 
 
+def decoded(update: Update, codec: Codec) -> Vector:
+    """An update as it arrives at others; fills in its error."""
+    parts = (slice(start, start + CHUNK) for start in range(0, len(update.vector), CHUNK))
+    return np.concatenate([_sent(update, part, codec) for part in parts])
+
+
 def sent_bytes(codec: Codec, members: int, length: int) -> float:
     """What each of some members sends, in the mean: its update, then the mean of its shard, but nothing to itself."""
     means = of_means(codec, members, length)
@@ -33,7 +39,7 @@ def sent_bytes(codec: Codec, members: int, length: int) -> float:
 
 def _average(updates: Sequence[Update], part: slice, owner: Update, codec: Codec, mean: Vector) -> None:
     tokens = [update.tokens for update in updates]
-    parts = [_sent(update.sent(part), update.error, part, codec) for update in updates]
+    parts = [_sent(update, part, codec) for update in updates]
     weighted_mean(parts, relative_weights(tokens), out=mean[part])
     means = of_means(codec, len(updates), len(mean[part]))
     if means is None:
@@ -44,8 +50,9 @@ def _average(updates: Sequence[Update], part: slice, owner: Update, codec: Codec
     mean[part] = decoded
 
 
-def _sent(values: Vector, error: Values | None, part: slice, codec: Codec) -> Vector:
-    decoded = codec.decode(codec.encode(values), len(values))
-    if error is not None:
-        error[part] = values - decoded
-    return decoded
+def _sent(update: Update, part: slice, codec: Codec) -> Vector:
+    values = update.sent(part)
+    arrived = codec.decode(codec.encode(values), len(values))
+    if update.error is not None:
+        update.error[part] = values - arrived
+    return arrived

@@ -3,7 +3,7 @@
 Synchronous steps are taken once, on the rows of all sites together: every site would take the same one. Sites then
 separate with copies of the weights and, after a synchronous start, of AdamW's moments (arXiv 2511.17849). Codecs,
 overlap and fragments are those of the node: the same unsent pseudo-gradients, offered and taken at the same times. In
-a run of pairs (NoLoCo) each site has an anchor and a momentum of its own.
+a run of pairs (NoLoCo) each site has an anchor and a momentum of its own, and sends weights.
 
 Sites that are apart are computed in one batch: every parameter is a stack, [sites, ...], and a layer is one batched
 product. That takes about three quarters of the time of one site after the other.
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.exchange import exchanged, sent_bytes
+from bench.exchange import decoded, exchanged, sent_bytes
 from pier_node.base.shared import Vector
 from pier_node.config.run import ModelSection, RunConfig
 from pier_node.outer.codec import codec
@@ -284,9 +284,8 @@ class Simulation:
             sites.train(replace(plan, first_step=plan.first_step + early, steps=plan.steps - early))
         for weights, start, unsent in zip(sites.weights(), starts, self._unsent, strict=True):
             unsent.learn(start, weights, plan.steps)
-        part = plan.span(len(self.anchor))
-        self._flight = plan, [unsent.offer(part, unsent.tokens[plan.fragment]) for unsent in self._unsent]
         self._starts = self._beginnings()
+        self._flight = plan, self._offered(plan)
         if not self._config.outer.overlap:
             self._land()
 
@@ -297,24 +296,38 @@ class Simulation:
         sites.load([place - (start - now) for place, start, now in zip(places, starts, weights, strict=True)])
         return places
 
+    def _offered(self, plan: RoundPlan) -> list[Update]:
+        """What each site sends, once `_starts` are where it goes on."""
+        part = plan.span(len(self.anchor))
+        return [unsent.offer(part, unsent.tokens[plan.fragment]) for unsent in self._unsent]
+
+    def _anchors(self) -> list[Vector]:
+        """The anchor of each site."""
+        return [self.anchor] * len(self._unsent)
+
     def _beginnings(self) -> list[Vector]:
         """Where each site goes on: φ less what no round has taken."""
-        starts = [unsent.start(self.anchor) for unsent in self._unsent]
-        return [self.anchor if start is None else start.array for start in starts]
+        anchors = self._anchors()
+        starts = [unsent.start(anchor) for unsent, anchor in zip(self._unsent, anchors, strict=True)]
+        return [anchor if start is None else start.array for anchor, start in zip(anchors, starts, strict=True)]
 
     def _land(self) -> None:
         """The round under way, if there is one, ends."""
         if self._flight is None:
             return
         (plan, updates), self._flight = self._flight, None
+        self._step(plan, updates)
+        for unsent in self._unsent:
+            unsent.taken(plan.fragment)
+
+    def _step(self, plan: RoundPlan, updates: list[Update]) -> None:
+        """Exchange the updates, and take the outer step."""
         mean, part = exchanged(updates, self._codec), plan.span(len(self.anchor))
         self.sent += sent_bytes(self._codec, len(updates), len(mean))
         anchor, momentum = self.anchor.copy(), self.momentum.copy()
         step = self.anchor[part], self.momentum[part], mean, plan.momentum, plan.lr, anchor[part], momentum[part]
         outer_step(*step)
         self.anchor, self.momentum = anchor, momentum
-        for unsent in self._unsent:
-            unsent.taken(plan.fragment)
 
 
 class PairSimulation(Simulation):
@@ -325,49 +338,54 @@ class PairSimulation(Simulation):
     """
 
     def __init__(self, config: RunConfig, cache: Path, domains: bool = False, landing: float = 1.0) -> None:
-        if config.outer.codec != "none" or config.outer.overlap:
-            raise ValueError("pairs are simulated without codec and overlap: leave out outer.codec and outer.overlap")
         super().__init__(config, cache, domains, landing)
         self._names = [f"{slot:016x}" for slot in range(config.run.sites)]
-        self._anchors: list[Vector] = []
+        self._own: list[Vector] = []
         self._momenta: list[Vector] = []
         self.spreads: list[float] = []
 
     def loss(self) -> float:
         """Mean validation loss of the sites' anchors, nats per token."""
-        return float(np.mean([self._loss_of(anchor) for anchor in self._anchors or [self.anchor]]))
+        return float(np.mean([self._loss_of(anchor) for anchor in self._own or [self.anchor]]))
 
     def merged_loss(self) -> float:
         """Validation loss of the mean of all anchors: what `final_merge` makes."""
-        return self._loss_of(np.mean(self._anchors, axis=0, dtype=np.float32))
+        return self._loss_of(np.mean(self._anchors(), axis=0, dtype=np.float32))
 
     def _round(self, plan: RoundPlan) -> None:
-        if plan.kind is not Kind.PAIR:
+        if plan.kind is Kind.PAIR:
+            self._train_apart(plan)
+        else:
             super()._round(plan)
-            return
-        if not self._anchors:
-            self._anchors = [self.anchor.copy() for _ in self._windows]
-            self._momenta = [np.zeros_like(self.anchor) for _ in self._windows]
-        sites = self._sites()
-        sites.load(self._anchors)
-        sites.train(plan)
-        weights = sites.weights()
-        for group in groups(self._config.run.seed, plan.round, self._names):
-            self._meet([self._names.index(node) for node in group], weights)
-        self.spreads.append(float(np.sqrt(np.var(self._anchors, axis=0, dtype=np.float64).mean())))
 
-    def _meet(self, rows: list[int], weights: list[Vector]) -> None:
-        rates = self._config.outer.noloco
-        mean_weights = _mean([weights[row] for row in rows])
-        both = len(rows) > 1 and needs_anchors(rates)
-        mean_anchor = _mean([self._anchors[row] for row in rows]) if both else None
-        if len(rows) > 1:
-            vectors = 2 if both else 1
-            self.sent += len(rows) * vectors * FP32 * len(self.anchor) / len(self._windows)
+    def _anchors(self) -> list[Vector]:
+        if not self._own:
+            self._own = [self.anchor.copy() for _ in self._windows]
+            self._momenta = [np.zeros_like(self.anchor) for _ in self._windows]
+        return self._own
+
+    def _offered(self, plan: RoundPlan) -> list[Update]:
+        part = plan.span(len(self.anchor))
+        places = zip(self._unsent, self._starts, strict=True)
+        return [unsent.offer(part, unsent.tokens[plan.fragment], start) for unsent, start in places]
+
+    def _step(self, plan: RoundPlan, updates: list[Update]) -> None:
+        for group in groups(self._config.run.seed, plan.round, self._names):
+            self._meet([self._names.index(node) for node in group], updates)
+        self.spreads.append(float(np.sqrt(np.var(self._own, axis=0, dtype=np.float64).mean())))
+
+    def _meet(self, rows: list[int], updates: list[Update]) -> None:
+        rates, alone = self._config.outer.noloco, len(rows) == 1
+        both = needs_anchors(rates) and not alone
+        anchors = [self._own[row] for row in rows]
+        mean_weights = updates[rows[0]].sent() if alone else _mean([decoded(updates[row], self._codec) for row in rows])
+        mean_anchor = _mean([decoded(Update(anchor, 1), self._codec) for anchor in anchors]) if both else None
+        if not alone:
+            self.sent += len(rows) * (1 + both) * self._codec.size(len(self.anchor)) / len(self._windows)
         for row in rows:
             anchor, momentum = np.empty_like(self.anchor), np.empty_like(self.anchor)
-            noloco_step(self._anchors[row], self._momenta[row], mean_weights, mean_anchor, rates, anchor, momentum)
-            self._anchors[row], self._momenta[row] = anchor, momentum
+            noloco_step(self._own[row], self._momenta[row], mean_weights, mean_anchor, rates, anchor, momentum)
+            self._own[row], self._momenta[row] = anchor, momentum
 
 
 def simulation_of(config: RunConfig, cache: Path, domains: bool = False, landing: float = 1.0) -> Simulation:

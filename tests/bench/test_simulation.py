@@ -91,10 +91,14 @@ def test_two_sites_in_pairs_are_diloco_with_heavy_ball(cache: Path) -> None:
     np.testing.assert_allclose([point.loss for point in curve], [point.loss for point in diloco], rtol=1e-5)
 
 
-@pytest.mark.parametrize("outer", [{"codec": "int4"}, {"overlap": True}])
-def test_what_pairs_are_not_simulated_with_is_refused(cache: Path, outer: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="without codec and overlap"):
-        in_pairs(cache, 2, **outer)
+@pytest.mark.parametrize("outer", [{"codec": "int8"}, {"overlap": True}, {"codec": "int4", "overlap": True}])
+def test_pairs_with_codec_and_overlap_learn_what_pairs_do(cache: Path, outer: dict[str, Any]) -> None:
+    plain, expected = in_pairs(cache, 2)
+    pairs, curve = in_pairs(cache, 2, **outer)
+    assert curve != expected
+    assert curve[-1].loss == pytest.approx(expected[-1].loss, rel=0.05)
+    assert (pairs.sent < plain.sent / 3) == ("codec" in outer)
+    assert pairs.spreads[-1] == 0.0, "both take the same step"
 
 
 def test_four_sites_in_pairs_stay_close(cache: Path) -> None:
