@@ -28,6 +28,23 @@ def test_golden_step() -> None:
     np.testing.assert_allclose(after, [0.4929, -1.5512], rtol=1e-6)
 
 
+MULOCO = (
+    ((0.5, -1.0, 0.25, 0.125), (0.28, 3.44, -3.36, 0.32), (0.45, -0.9, 0.225, 0.1125)),
+    ((-0.25, 0.5, 1.0, 0.0), (0.478, 3.044, -4.881, 0.2795), (0.045, -0.09, 1.035, 0.0675)),
+    ((0.125, 0.0625, -0.5, 0.75), (0.2818, 2.9864, -4.5336, -0.8248), (0.1395, 0.00225, 0.171, 0.7155)),
+)
+"""Pseudo-gradients, then weights and momentum of `MuLoCo1._outer_step`, of github.com/bentherien/muloco-1 at 33cc333,
+with outer_momentum 0.6 and outer_lr 0.9. Its momentum is in units of the learning rate."""
+
+
+def test_steps_are_those_of_muloco() -> None:
+    anchor, momentum = fp32(1, 2, -3, 0.5), np.zeros(4, np.float32)
+    for delta, weights, buffer in MULOCO:
+        anchor, momentum = step(anchor, momentum, fp32(*delta), 0.6, 0.9)
+        np.testing.assert_allclose(anchor, weights, atol=1e-4)
+        np.testing.assert_allclose(0.9 * momentum, buffer, atol=1e-4)
+
+
 @pytest.mark.parametrize(("mu", "lr"), [(0.9, 0.7), (0.99, 1.1), (0.5, 0.1)])
 def test_equals_nesterov_sgd_over_a_hundred_rounds(mu: float, lr: float) -> None:
     dice = np.random.default_rng(7)

@@ -118,6 +118,29 @@ def test_old_errors_fade() -> None:
     assert unsent.offer(slice(0, 2), 5).sent().tolist() == [5.0, 3.0], "once, however often it is offered"
 
 
+CCLOCO = (
+    ((4, 1, 2, -3, 0, 0.5, -0.25, 8), (0, 1, 2, -3, 0, 0.5, -0.25, 0)),
+    ((0, 1, 2, 0, 1, 1, 1, -4), (0, 1.5, 0, -1.5, 1, 1.25, 0.875, 0)),
+    ((1, 1, 1, 1, -1, -1, -1, -1), (1, 0, 1, 0.25, -0.5, -0.375, -0.5625, 0)),
+)
+"""Gradients, and the error buffer of `CCLoco.step` after them, of github.com/tplr-y/CCLoco at 5bfce52, which sends two
+of eight values, with error_decay 0.5 and lr 1."""
+
+
+def test_what_is_kept_back_is_what_ccloco_keeps_back() -> None:
+    unsent = UnsentUpdate(8, 1, lossy=True, decay=0.5)
+    for gradient, kept_back in CCLOCO:
+        unsent.learn(fp32(*gradient), np.zeros(8, np.float32), 1)
+        update = unsent.offer(slice(0, 8), 1)
+        assert update.error is not None
+        lost = update.sent().copy()
+        lost[np.argsort(np.abs(lost))[-2:]] = 0.0
+        update.error[:] = lost
+        unsent.taken(0)
+        assert unsent.residual is not None
+        assert unsent.residual.array.tolist() == [float(value) for value in kept_back]
+
+
 def test_a_residual_in_bf16_is_offered_as_it_was_rounded_also_after_a_restart(tmp_path: Path) -> None:
     unsent = UnsentUpdate(LENGTH, 2, lossy=True, rounded=True)
     unsent.learn(constant(4), constant(0), 10)
