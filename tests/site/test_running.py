@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from socketserver import StreamRequestHandler, TCPServer
 
 import pytest
 
@@ -72,6 +73,18 @@ def test_a_daemon_that_does_not_answer_is_said(tmp_path: Path) -> None:
     with pytest.raises(PierError, match=r"process 42.*does not answer") as error:
         Running(tmp_path, 42, "http://127.0.0.1:9").status()
     assert "pier-node stop" in error.value.remedy
+
+
+def test_what_another_program_answers_is_no_answer(tmp_path: Path) -> None:
+    class Other(StreamRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            self.wfile.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+    with TCPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(PierError, match="does not answer"):
+            Running(tmp_path, 42, f"http://127.0.0.1:{server.server_address[1]}").status()
 
 
 def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:

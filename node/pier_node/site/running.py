@@ -10,6 +10,7 @@ import os
 import shlex
 import time
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
@@ -44,7 +45,7 @@ class Running:
         try:
             with _opener.open(f"{self.http}/status", timeout=ANSWER) as answer:
                 return dict(json.load(answer))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             raise PierError(
                 f"the daemon of {self.folder} (process {self.pid}) does not answer at {self.http}: {error}",
                 f"It may be busy or just stopping: try again. `pier-node stop --data {self.folder}` ends it.",
