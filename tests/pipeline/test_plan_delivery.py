@@ -25,14 +25,14 @@ def pulse(version: int, training_for: int, phase: Phase.ValueType, round: int = 
     return Pulse(place=Place(stage=1, version=version), training_for=training_for, phase=phase, round=round)
 
 
-async def awaited(*said: tuple[float, Pulse]) -> list[bool]:
-    """Whether a site is waited for that says these, each after so many seconds."""
+async def awaited(*said: tuple[float, Pulse | None]) -> list[bool]:
+    """Whether a site is waited for that says these, each after so many seconds; None: it is away."""
     roster: Any = Mock()
     routing = Routing(Mock(roster=roster), Mock(), Mock(), POSITION, Signal())
     answers = []
     for seconds, each in said:
         await asyncio.sleep(seconds)
-        roster.pulses.return_value = {"b": each}
+        roster.pulses.return_value = {"b": each} if each else {}
         answers.append(routing._awaits())
     return answers
 
@@ -48,6 +48,12 @@ def test_a_site_that_lacks_the_last_step_is_awaited_until_it_has_it() -> None:
 def test_it_is_not_awaited_for_ever() -> None:
     fetches = pulse(OLD, AT, Phase.PHASE_CATCHING_UP)
     assert run(awaited((0.0, fetches), (CATCHING_UP + 1, fetches))) == [True, False]
+
+
+def test_one_that_went_and_came_back_is_awaited_as_long_as_at_first() -> None:
+    fetches = pulse(OLD, AT, Phase.PHASE_CATCHING_UP)
+    said = (0.0, fetches), (1.0, None), (CATCHING_UP, fetches), (CATCHING_UP - 1, fetches), (1.0, fetches)
+    assert run(awaited(*said)) == [True, False, True, True, False]
 
 
 def test_one_that_failed_is_not_awaited_but_for_another_try_later() -> None:

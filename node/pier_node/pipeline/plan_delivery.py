@@ -183,6 +183,7 @@ class Routing:
         now, at = asyncio.get_running_loop().time(), self._position.coming - 1
         versions = self._position.voted.versions
         pulses = {node: it for node, it in self._possible(self._roster.pulses()).items() if it.HasField("place")}
+        self._behind = {node: since for node, since in self._behind.items() if node in pulses}  # others come anew
         for node, it in pulses.items():
             if it.place.version == versions[it.place.stage]:
                 self._behind.pop(node, None)
