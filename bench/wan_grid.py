@@ -33,6 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "diloco none": {"algorithm": "diloco"},
     "pier int8": {"algorithm": "pier", "start": "none", "codec": "int8"},
     "pier int4 + overlap": {"algorithm": "pier", "start": "none", "codec": "int4", "overlap": True},
+    "diloco int4 + overlap + fragments": {"algorithm": "diloco", "codec": "int4", "overlap": True, "fragments": 4},
     "noloco int8 + overlap": {"algorithm": "noloco", "codec": "int8", "overlap": True},
 }
 """The [outer] section of each."""
@@ -49,7 +50,7 @@ class Task:
         rate: of the link, Mbit/s each way.
         latency: one way, seconds.
         steps: H.
-        patience: seconds of rounds to measure, as long as that is 1 to 6 rounds.
+        patience: seconds of rounds to measure, as long as that syncs the whole model 1 to 6 times.
     """
 
     method: str
@@ -67,14 +68,19 @@ class Task:
         return RunConfig.model_validate({"run": {"name": "wan", "sites": 2}, "inner": inner, "outer": outer})
 
     @property
+    def fragments(self) -> int:
+        """Rounds in which the whole model is synced once."""
+        return self.config().outer.fragments
+
+    @property
     def bits(self) -> float:
         """Payload that a site sends in a round, by the codec's reckoning; a swap of two has as much as an average."""
-        return 8 * exchange_bytes(self.config(), self.parameters, 2)
+        return 8 * exchange_bytes(self.config(), self.parameters, 2) / self.fragments
 
     @property
     def compute(self) -> float:
         """c, seconds of inner steps a round."""
-        return inner_steps(self.config()) * self.step_seconds
+        return inner_steps(self.config()) * self.step_seconds / self.fragments
 
     def ideal(self, rate: float) -> float:
         """Utilisation if the payload travelled at `rate` Mbit/s and nothing else took time."""
@@ -87,11 +93,11 @@ class Task:
     def rounds(self) -> tuple[int, int]:
         """Rounds to leave out first, and rounds to measure; fewer where they take long.
 
-        The first two exchanges touch new memory. With overlap they are seen a round later.
+        The first two exchanges of the whole model touch new memory. With overlap they are seen a round later.
         """
-        seconds = self.round_seconds(self.rate)
-        warm = 2 + ("overlap" in self.method) if seconds < 6 else 1
-        return warm, min(max(math.ceil(self.patience / seconds), 1), 6)
+        whole = self.round_seconds(self.rate) * self.fragments
+        warm = 2 * self.fragments + ("overlap" in self.method) if whole < 6 else self.fragments
+        return warm, self.fragments * min(max(math.ceil(self.patience / whole), 1), 6)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,15 @@ def test_two_sites_send_every_value_once(method: str, bits_a_value: float) -> No
     assert Task(method, 50, LATENCY, 128).bits == pytest.approx(bits_a_value * PARAMETERS)
 
 
+def test_with_fragments_a_round_sends_and_takes_a_fourth() -> None:
+    whole, part = (
+        Task(name, 50, LATENCY, 128) for name in ("pier int4 + overlap", "diloco int4 + overlap + fragments")
+    )
+    assert (4 * part.bits, 4 * part.compute) == (whole.bits, whole.compute)
+    assert part.ideal(50) == pytest.approx(whole.ideal(50))
+    assert part.rounds() == (9, 12), "the whole model three times, as without"
+
+
 def test_a_pair_sends_its_weights_once() -> None:
     assert Task("noloco int8 + overlap", 50, LATENCY, 128).bits == pytest.approx(8.125 * PARAMETERS)
 
