@@ -6,15 +6,18 @@ happens, or cuts it down.
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from simulation.doubles import HuntWorkers
 from simulation.faults import Fault, Schedule, settings, storms
 from simulation.network import Weather
 from simulation.playing import played
+from simulation.process import this_process
 
 TESTS = Path(__file__).parents[1]
 
@@ -70,6 +73,23 @@ GIVEN_TO_ONE_OF_TWO = schedule(
 )
 def test_forks_that_were(story: Schedule) -> None:
     assert not played(story).failures
+
+
+SLOW = 15.0
+"""Seconds that the workers of a site take to start when it comes back."""
+
+WHEN = "c3: starts, for the 2. time", "c3: Resuming at round 3", "c3: INFO training: caught up with round"
+
+
+def test_a_site_that_comes_back_fetches_the_state_while_its_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(self: HuntWorkers) -> None:
+        await asyncio.sleep(SLOW if this_process().number > 1 else self.pace)
+
+    monkeypatch.setattr(HuntWorkers, "start", start)
+    told: list[str] = []
+    played(schedule(3, Fault(1.0, "crash", "c3", span=10.0, since=3)), told.append)
+    times = [float(next(line for line in told if what in line).split()[0]) for what in WHEN]
+    assert times[0] < times[1] < times[2] < times[0] + SLOW / 2
 
 
 HUNTED = 5

@@ -37,6 +37,8 @@ from pier_node.trainer.command import Workers, own_trainer
 from pier_node.wire.states import StateServer
 from pier_proto.v1.peer_pb2 import Phase
 
+LOOK = 0.2
+"""Seconds between two looks at whether others are ahead."""
 log = logging.getLogger(__name__)
 
 
@@ -214,14 +216,25 @@ async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack
     checkpoint, state, how = await resuming
     replica = Replica(joined, trainer, stores, trackers, layout, state)
     await replica.begin(stack, checkpoint)
+    joined.say(f"{how} at round {state.round} as {name} ({node}).")
+    catching_up = asyncio.create_task(_catch_up_until(starting, replica.training))
+    stack.push_async_callback(cancel_and_wait, catching_up)
     await starting
+    await catching_up
     telling = tell_start(config, trainer, joined.progress, joined.roster, joined.carrier)
     stack.callback(asyncio.create_task(telling).cancel)
     if checkpoint.state.round == 0 and config.inner.eval_every:
         await replica.training.validate(checkpoint.state)
         note(folder, joined.reporter.event(checkpoint.state, joined.roster))
-    joined.say(f"{how} at round {state.round} as {name} ({node}).")
     return replica
+
+
+async def _catch_up_until(started: asyncio.Task[None], training: Training) -> None:
+    """Fetch what the other sites do while the trainer starts: this site takes no part in their rounds yet."""
+    while not started.done():
+        if training.behind():
+            await training.catch_up()
+        await asyncio.wait([started], timeout=LOOK)
 
 
 def _log(progress: Progress, trackers: Trackers, logged: Logged) -> None:
