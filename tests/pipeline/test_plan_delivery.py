@@ -190,6 +190,31 @@ def test_the_own_plan_gives_way_to_that_of_the_planner() -> None:
     assert here.routing.suspect == ""
 
 
+def test_a_plan_is_dropped_as_soon_as_one_of_its_sites_is_seen_to_be_gone() -> None:
+    here, dropped = Here("b", "c"), list[tuple[str, float]]()
+
+    async def call(node: str, method: Any, _message: Any, timeout: float) -> Ack:
+        if method is DROP:
+            dropped.append((node, asyncio.get_running_loop().time()))
+        elif node == "c":
+            await asyncio.sleep(timeout)
+        return Ack()
+
+    async def planned(*_: Any) -> IterationPlan:
+        return plan_of("c")
+
+    async def main() -> None:
+        task = asyncio.create_task(here.routing.plan(1, lambda: bool(dropped)))
+        await after(12.0, lambda: setattr(here.roster.alive, "side_effect", lambda node: node != "c"))
+        await task
+
+    here.carrier.call, here.planner.plan = call, planned
+    run(main())
+    assert [node for node, _ in dropped] == ["a"]
+    assert 12.0 <= dropped[0][1] < 14.0
+    assert here.routing.suspect == "c"
+
+
 @pytest.mark.parametrize("said", [Phase.PHASE_WAITING, Phase.PHASE_EXCHANGING, Phase.PHASE_TRAINING])
 def test_what_others_than_electors_say_ends_no_wait_for_a_plan(said: Phase.ValueType) -> None:
     here, stranger = Here("a", "b"), pulse(NEW, AT + 1, said)

@@ -20,6 +20,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from typing import NoReturn
 
 from pier_node.base.tasks import Signal, first_of
 from pier_node.pipeline.context import Position, Tools
@@ -280,12 +281,18 @@ class Routing:
             if node == self._carrier.node:
                 await self._take(node, message)
             else:
-                await self._carrier.call(node, ROUTE, message, TELL_TIMEOUT)
+                await first_of(self._carrier.call(node, ROUTE, message, TELL_TIMEOUT), self._until_away(node))
         except BadMessage as bad:
             return PeerLost(node, str(bad))
         except PeerLost as lost:
             return lost if node in message.nodes else None
         return None
+
+    async def _until_away(self, node: str) -> NoReturn:
+        """A machine that has vanished refuses nothing: without this, all would wait for the end of the timeout."""
+        while self._roster.alive(node):
+            await self._heard()
+        raise PeerLost(node, "it does not answer any more")
 
     async def _recall(self, message: IterationPlan, lost: PeerLost) -> None:
         name = self._read(message).name
