@@ -113,10 +113,21 @@ Axis = tuple[Values, ...]
 RATES: Axis = tuple({"lr": rate} for rate in (4e-3, 2e-3, 8e-3))
 """If the best of them is the least or the greatest, half or twice as much is tried, too."""
 OUTER: Axis = tuple({"mu": mu, "eta": eta} for mu, eta in ((0.8, 0.8), (0.9, 0.7), (0.6, 0.9), (0.7, 0.7), (0.0, 1.0)))
-SPARSE: Axis = tuple({"mu": mu, "eta": eta} for mu, eta in ((0.0, 1.0), (0.5, 0.9), (0.9, 0.7)))
+SPARSE: Axis = tuple(
+    {"lr": lr, "mu": mu, "eta": eta}
+    for lr, mu, eta in ((4e-3, 0.0, 1.0), (4e-3, 0.0, 2.0), (4e-3, 0.0, 4.0), (2e-3, 0.0, 2.0), (2e-3, 0.0, 4.0))
+)
+"""With them the learning rate again, because both make steps larger."""
 PAIRS: Axis = tuple(
     {"alpha": alpha, "beta": beta, "gamma": gamma}
-    for alpha, beta, gamma in ((0.5, 0.7, 0.7), (0.5, 0.7, 0.3), (0.3, 0.9, 0.9), (0.0, 1.0, 1.0), (0.7, 0.7, 0.7))
+    for alpha, beta, gamma in (
+        (0.5, 0.7, 0.7),
+        (0.5, 0.7, 0.3),
+        (0.3, 0.9, 0.9),
+        (0.0, 1.0, 1.0),
+        (0.7, 0.7, 0.7),
+        (0.5, 1.4, 0.7),
+    )
 )
 
 
@@ -146,6 +157,7 @@ def _method(
 
 DILOCO: dict[str, Any] = {"algorithm": "diloco", "start": "solo", "start_fraction": 0.1}
 GOSSIP: dict[str, Any] = {"algorithm": "noloco", "start": "solo", "start_fraction": 0.1}
+FIFTH: dict[str, Any] = {**DILOCO, "start_fraction": 0.2}
 HIDDEN: dict[str, Any] = {"codec": "int4", "fragments": 4, "overlap": True}
 MUON: dict[str, Any] = {"optimizer": "muon"}
 HIDDEN_MUON = "muon-int4-fragments-overlap"
@@ -174,11 +186,15 @@ METHODS = {
     "muon": _method((RATES, OUTER), inner=MUON, **DILOCO),
     "muon-int4-fragments-overlap": _method((RATES, OUTER), inner=MUON, **DILOCO, **HIDDEN),
     "int4-fragments-early": _method((RATES, OUTER), landing=EARLY, **DILOCO, **HIDDEN),
+    "int4-fragments-early-fifth": _method(like="int4-fragments-early", landing=EARLY, **FIFTH, **HIDDEN),
     "int4-fragments-early-bf16": _method(
         like="int4-fragments-early", landing=EARLY, residual="bf16", **DILOCO, **HIDDEN
     ),
     ANNEALED: _method((RATES, OUTER), landing=EARLY, schedule="anneal", **DILOCO, **HIDDEN),
     f"{ANNEALED}-h128": _method(like=ANNEALED, landing=EARLY, schedule="anneal", inner_steps=128, **DILOCO, **HIDDEN),
+    f"muon-{ANNEALED}-fifth": _method(
+        like=HIDDEN_MUON, inner=MUON, landing=EARLY, schedule="anneal", **FIFTH, **HIDDEN
+    ),
     "muon-int4-fragments-early": _method(like=HIDDEN_MUON, inner=MUON, landing=EARLY, **DILOCO, **HIDDEN),
     f"muon-{ANNEALED}": _method(like=HIDDEN_MUON, inner=MUON, landing=EARLY, schedule="anneal", **DILOCO, **HIDDEN),
     "noloco": _method((RATES, PAIRS), algorithm="noloco", start="none"),
@@ -192,8 +208,8 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "headline": (
         "short",
         (
-            *("sync", "int4-fragments-early", "int4-fragments-overlap", "diloco-start"),
-            *(HIDDEN_MUON, "muon-int4-fragments-early", f"muon-{ANNEALED}", "sync-muon"),
+            *("sync", "int4-fragments-early", "int4-fragments-early-fifth", "int4-fragments-overlap", "diloco-start"),
+            *(HIDDEN_MUON, "muon-int4-fragments-early", f"muon-{ANNEALED}", f"muon-{ANNEALED}-fifth", "sync-muon"),
         ),
     ),
     "methods": ("short", ("sync", "diloco-start", "int4-fragments-overlap", "pier-staged", "pier-cosine")),

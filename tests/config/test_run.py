@@ -293,7 +293,7 @@ def test_a_top_k_goes_without_outer_momentum_unless_the_file_says_otherwise(
 ) -> None:
     for algorithm in ("pier", "diloco"):
         outer = read(tmp_path, f'[outer]\nalgorithm = "{algorithm}"\ncodec = "topk2"').outer
-        assert (outer.schedule, outer.momentum, outer.lr, outer.momentum_warmup) == ("constant", 0.0, 1.0, False)
+        assert (outer.schedule, outer.momentum, outer.lr, outer.momentum_warmup) == ("constant", 0.0, 2.0, False)
         assert not caplog.messages
     outer = read(tmp_path, '[outer]\nalgorithm = "diloco"\ncodec = "topk"\nmomentum = 0.9\nlr = 0.7').outer
     assert (outer.momentum, outer.lr) == (0.9, 0.7)

@@ -378,7 +378,7 @@ class OuterSection(Section):
     """Outer learning rate η of the schedules constant and anneal."""
     codec: Literal["none", "bf16", "int8", "int4", "topk", "topk2"] = "none"
     """How values are encoded; a site keeps what a lossy codec drops and sends it later (error feedback). A top-k sets
-    other defaults: schedule = "constant" with momentum = 0 and lr = 1."""
+    other defaults: schedule = "constant" with momentum = 0 and lr = 2."""
     density: Annotated[Literal[16, 32, 64, 128, 256], LATER] = 64
     """A top-k codec sends one value in this many."""
     error_decay: Annotated[float, Field(gt=0, le=1), LATER] = 1.0
@@ -406,7 +406,7 @@ class OuterSection(Section):
     def fill_from_algorithm(cls, keys: Any) -> Any:
         """Take keys that the table does not give from the algorithm (arXiv 2511.17849, 2311.08105, 2506.10911).
 
-        A top-k goes without outer momentum (arXiv 2508.15706).
+        A top-k goes without outer momentum (arXiv 2508.15706), and twice as far, because what it sends comes late.
         """
         if not isinstance(keys, dict):
             return keys
@@ -414,7 +414,7 @@ class OuterSection(Section):
         start = keys.get("start", "solo" if paper else "none")
         plain: dict[str, Any] = {} if paper else {"start": "none", "momentum_warmup": False, "schedule": "constant"}
         if keys.get("codec") in SPARSE:
-            plain |= {"momentum_warmup": False, "schedule": "constant", "momentum": 0.0, "lr": 1.0}
+            plain |= {"momentum_warmup": False, "schedule": "constant", "momentum": 0.0, "lr": 2.0}
         return {**plain, "start_fraction": 0.0 if start == "none" else 0.1, **keys}
 
     @model_validator(mode="after")
