@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pier_node.config.run import InnerSection, ModelSection
-from pier_node.outer.inner_optimizer import ITERATIONS, QUINTIC, Moments, step_vectors, take_step
+from pier_node.outer.inner_optimizer import ITERATIONS, QUINTIC, Moments, Orthogonal, step_vectors, take_step
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import learning_rate
 
@@ -164,7 +164,7 @@ def test_steps_are_those_of_torchs_muon(shape: tuple[int, int], exact: bool) -> 
     for step in range(10):
         _give_gradients(ours, step)
         _give_gradients({"w": theirs}, step)
-        take_step(ours, Moments(*moments, step), step, MUON, exact)
+        take_step(ours, Moments(*moments, step), step, MUON, Orthogonal(exact))
         reference.param_groups[0]["lr"] = learning_rate(step, MUON)
         reference.step()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(moments[0]["w"], reference.state[theirs]["momentum_buffer"], rtol=1e-5, atol=1e-6)
@@ -185,7 +185,7 @@ def test_muon_replaces_singular_values_by_those_of_the_quintic(shape: tuple[int,
     for _ in range(ITERATIONS):
         values = a * values + b * values**3 + c * values**5
     expected = left @ values.diag() @ right * -1e-3 * 0.2 * math.sqrt(max(shape))
-    take_step(weight, Moments(_zeros(weight), _zeros(weight), 0), 10, MUON, exact)
+    take_step(weight, Moments(_zeros(weight), _zeros(weight), 0), 10, MUON, Orthogonal(exact))
     assert (weight["w"] - expected).norm() < 1e-4 * expected.norm()
 
 
@@ -205,10 +205,10 @@ def test_muon_moves_each_of_many_matrices_as_if_it_were_alone(exact: bool) -> No
     together, alone = ({name: _hidden(*shape) for name, shape in zip(names, shapes, strict=True)} for _ in range(2))
     for parameters in (together, alone):
         _give_gradients(parameters, 5)
-    take_step(together, Moments(_zeros(together), _zeros(together), 0), 10, MUON, exact)
+    take_step(together, Moments(_zeros(together), _zeros(together), 0), 10, MUON, Orthogonal(exact))
     for name, weight in alone.items():
         one = {name: weight}
-        take_step(one, Moments(_zeros(one), _zeros(one), 0), 10, MUON, exact)
+        take_step(one, Moments(_zeros(one), _zeros(one), 0), 10, MUON, Orthogonal(exact))
         torch.testing.assert_close(together[name], weight, rtol=0 if exact else 1e-4, atol=0 if exact else 1e-6)
 
 
@@ -236,7 +236,7 @@ def test_muons_exact_step_does_not_depend_on_the_order_of_summation() -> None:
         assert gradient is not None
         other["w"].grad = gradient[:, order].contiguous()
     for weight in (one, other):
-        take_step(weight, Moments(_zeros(weight), _zeros(weight), 0), 10, MUON, exact=True)
+        take_step(weight, Moments(_zeros(weight), _zeros(weight), 0), 10, MUON, Orthogonal(exact=True))
     assert torch.equal(one["w"][:, order], other["w"])
 
 
@@ -244,7 +244,7 @@ def test_muon_stands_still_without_a_gradient() -> None:
     for exact in (False, True):
         weight = {"w": nn.Parameter(torch.ones(8, 4))}
         weight["w"].grad = torch.zeros(8, 4)
-        take_step(weight, Moments(_zeros(weight), _zeros(weight), 0), 10, MUON, exact)
+        take_step(weight, Moments(_zeros(weight), _zeros(weight), 0), 10, MUON, Orthogonal(exact))
         torch.testing.assert_close(weight["w"].detach(), torch.full((8, 4), 1 - 1e-3 * 0.1))
 
 

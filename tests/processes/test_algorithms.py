@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from pier_node.base.shared import Vector
 from pier_node.config.run import load
-from pier_node.outer.inner_optimizer import Moments, take_step
+from pier_node.outer.inner_optimizer import Moments, Orthogonal, take_step
 from pier_node.outer.layout import Layout
 from pier_node.outer.mean import clip_factors
 from pier_node.outer.state import l2_norm
@@ -96,7 +96,7 @@ def trained_in_one_process(run: Run, cache: Path) -> Vector:
         mean = torch.stack([it * by for it, by in zip(gradients, factors, strict=True)]).mean(dim=0)
         for name, view in layout.views(mean).items():
             parameters[name].grad = view
-        take_step(parameters, Moments(first, second, step), step, config.inner, exact=True)
+        take_step(parameters, Moments(first, second, step), step, config.inner, Orthogonal(exact=True))
     weights = torch.empty(layout.length)
     layout.store(parameters, weights)
     return weights.numpy()

@@ -69,10 +69,16 @@ def with_document_mask(config: RunConfig, tokenizer: Path) -> RunConfig:
         (2, Parallel("fsdp"), {"compile": True}),
         (2, Parallel(tensor=2), {"compile": True}),
         (4, Parallel("fsdp", 2, "full"), {}),
-        (4, Parallel("fsdp", 2), {"optimizer": "muon"}),
         (4, Parallel("hsdp"), {}),
+        (2, Parallel("ddp"), {"optimizer": "muon"}),
+        (3, Parallel("fsdp"), {"optimizer": "muon"}),
+        (4, Parallel("fsdp", 2), {"optimizer": "muon"}),
+        (4, Parallel("hsdp"), {"optimizer": "muon"}),
     ],
-    ids=["fsdp", "fsdp, compiled", "tensor", "fsdp and tensor", "fsdp and tensor with muon", "hsdp"],
+    ids=[
+        *("fsdp", "fsdp, compiled", "tensor", "fsdp and tensor", "hsdp"),
+        *("ddp with muon", "fsdp with muon", "fsdp and tensor with muon", "hsdp with muon"),
+    ],
 )
 async def test_workers_that_share_the_model_do_what_one_does(
     workers: int,

@@ -20,7 +20,7 @@ process a second at its start.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +39,7 @@ SMALLEST = 1e-7
 """A momentum of a smaller norm counts as having this norm."""
 GRID = 2.0**24
 BATCH = 1 << 24
-"""Elements of the matrices that a GPU orthogonalises together: enough to fill it, in 32 MB."""
+"""Elements of the matrices that a GPU orthogonalises at once: enough to fill it, in 32 MB."""
 CACHED = 1 << 18
 """As BATCH, on a CPU, where there is nothing to fill, and the matrices should stay in its cache."""
 Named = Mapping[str, Tensor]
@@ -55,7 +55,11 @@ class Moments(NamedTuple):
 
 @torch.no_grad()
 def take_step(
-    parameters: Mapping[str, nn.Parameter], moments: Moments, step: int, config: InnerSection, exact: bool = False
+    parameters: Mapping[str, nn.Parameter],
+    moments: Moments,
+    step: int,
+    config: InnerSection,
+    orthogonal: Orthogonal | None = None,
 ) -> Tensor:
     """Clip the parameters' gradients and take a step, all in place. Only matrices have weight decay.
 
@@ -65,7 +69,7 @@ def take_step(
         parameters: by name, with their gradients in `grad`.
         moments: changed in place, but for their number of steps.
         step: index of this inner step in the whole run; it determines the learning rate.
-        exact: take a step that has the same bits on every CPU.
+        orthogonal: what orthogonalises Muon's matrices; None: this process, all of them.
     """
     if config.clip_norm:
         norm = _total(nn.utils.clip_grad_norm_(parameters.values(), config.clip_norm))
@@ -77,7 +81,7 @@ def take_step(
         _sgd(parameters, moments.first, step, config)
     else:
         matrices = {name: it for name, it in parameters.items() if is_hidden_matrix(name, it.shape)}
-        _muon(matrices, moments.first, step, config, exact)
+        _muon(matrices, moments.first, step, config, orthogonal or Orthogonal())
         _adamw({name: it for name, it in parameters.items() if name not in matrices}, moments, step, config)
     return norm
 
@@ -127,30 +131,67 @@ def _sgd(parameters: Mapping[str, nn.Parameter], momenta: Named, step: int, conf
         _own(parameter).sub_(momenta[name] * rate)
 
 
-def _muon(matrices: Mapping[str, nn.Parameter], momenta: Named, step: int, config: InnerSection, exact: bool) -> None:
+class Orthogonal:
+    """Orthogonalises matrices, here: all of them.
+
+    Args:
+        exact: with the same bits on every CPU.
+
+    Attributes:
+        ranks: number of processes that share the work.
+    """
+
+    ranks = 1
+
+    def __init__(self, exact: bool = False) -> None:
+        self._one_shape = _orthogonal_exactly if exact else _orthogonal
+
+    def __call__(self, updates: Named) -> Named:
+        """About U·Vᵀ of each update U·S·Vᵀ, by the same names.
+
+        Those of one shape are orthogonalised together, which a GPU is quicker at: it starts fewer kernels.
+        """
+        by_shape: dict[torch.Size, list[str]] = {}
+        for name, update in updates.items():
+            by_shape.setdefault(update.shape, []).append(name)
+        made: dict[str, Tensor] = {}
+        for names in by_shape.values():
+            made |= zip(names, self._one_shape(torch.stack([updates[name] for name in names])))
+        return made
+
+
+def cost(shape: Sequence[int]) -> int:
+    """Multiplications in an iteration of Newton and Schulz."""
+    small, large = sorted(shape)
+    return small**2 * (2 * large + small)
+
+
+def _muon(
+    matrices: Mapping[str, nn.Parameter], momenta: Named, step: int, config: InnerSection, orthogonal: Orthogonal
+) -> None:
     # One operation at a time: whether two are fused, and so rounded once, depends on the machine.
-    rate, mu, orthogonal = learning_rate(step, config), config.momentum, _orthogonal_exactly if exact else _orthogonal
-    for batch in _batches(matrices):
-        momentum = [momenta[name] for name, _ in batch]
-        own = [_own(matrix) for _, matrix in batch]
-        updates = torch._foreach_mul([_own(matrix.grad) for _, matrix in batch], 1 - mu)
+    rate, mu = learning_rate(step, config), config.momentum
+    for batch in _batches(matrices, orthogonal.ranks):
+        momentum = [momenta[name] for name in batch]
+        own = [_own(matrix) for matrix in batch.values()]
+        updates = torch._foreach_mul([_own(matrix.grad) for matrix in batch.values()], 1 - mu)
         torch._foreach_mul_(momentum, mu)
         torch._foreach_add_(momentum, updates)
         torch._foreach_add_(updates, torch._foreach_mul(momentum, mu))  # Nesterov
-        whole = [_whole(update, matrix) for update, (_, matrix) in zip(updates, batch, strict=True)]
-        made = orthogonal(torch.stack(whole)).mul_(rate * 0.2 * math.sqrt(max(whole[0].shape)))
+        made = orthogonal(dict(zip(batch, updates)))
+        scales = [rate * 0.2 * math.sqrt(max(matrix.shape)) for matrix in batch.values()]
         torch._foreach_mul_(own, 1 - rate * config.weight_decay)
-        torch._foreach_sub_(own, [_part_of(part, matrix) for part, (_, matrix) in zip(made, batch, strict=True)])
+        torch._foreach_sub_(own, torch._foreach_mul([made[name] for name in batch], scales))
 
 
-def _batches(matrices: Mapping[str, nn.Parameter]) -> Iterable[list[tuple[str, nn.Parameter]]]:
-    """Matrices of one shape that are orthogonalised together, which a GPU is quicker at: it starts fewer kernels."""
-    by_shape: dict[torch.Size, list[tuple[str, nn.Parameter]]] = {}
-    for name, matrix in _with_gradients(matrices):
-        by_shape.setdefault(matrix.shape, []).append((name, matrix))
-    for shape, alike in by_shape.items():
-        size = max(1, (BATCH if alike[0][1].is_cuda else CACHED) // shape.numel())
-        yield from (alike[start : start + size] for start in range(0, len(alike), size))
+def _batches(matrices: Mapping[str, nn.Parameter], ranks: int) -> Iterable[dict[str, nn.Parameter]]:
+    """Matrices that are orthogonalised at once, the dearest first; a multiple of `ranks`, except for the last ones."""
+    ordered = sorted(_with_gradients(matrices), key=lambda it: cost(it[1].shape), reverse=True)
+    while ordered:
+        largest = max(matrix.shape.numel() for _, matrix in ordered)
+        size = ranks * max(1, (BATCH if ordered[0][1].is_cuda else CACHED) // (ranks * largest))
+        yield dict(ordered[:size])
+        ordered = ordered[size:]
 
 
 def _with_gradients(parameters: Mapping[str, nn.Parameter]) -> Iterable[tuple[str, nn.Parameter]]:
@@ -160,29 +201,6 @@ def _with_gradients(parameters: Mapping[str, nn.Parameter]) -> Iterable[tuple[st
 def _own(tensor: Any) -> Any:
     """What this process has of a tensor, which may be a DTensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def _whole(part: Tensor, like: Any) -> Tensor:
-    """The tensor whose parts the processes have, if `like` is a DTensor: each orthogonalises all of it, for itself."""
-    if not hasattr(like, "to_local"):
-        return part
-    from torch.distributed.tensor import DTensor
-
-    shape = {"shape": like.shape, "stride": like.stride()}
-    return DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, **shape).full_tensor()
-
-
-def _part_of(whole: Tensor, like: Any) -> Tensor:
-    """What this process has of a tensor that is spread like `like`."""
-    if not hasattr(like, "to_local"):
-        return whole
-    from torch.distributed.tensor import DTensor, Replicate
-
-    everywhere = [Replicate()] * like.device_mesh.ndim
-    spread = DTensor.from_local(whole, like.device_mesh, everywhere, run_check=False).redistribute(
-        placements=like.placements
-    )
-    return spread.to_local()
 
 
 def _orthogonal(updates: Tensor) -> Tensor:
@@ -254,4 +272,6 @@ def step_vectors(
     for name, view in layout.views(gradient).items():
         parameters[name].grad = view
     first, second, steps = moments
-    take_step(parameters, Moments(layout.views(first), layout.views(second), steps), step, config, exact=True)
+    take_step(
+        parameters, Moments(layout.views(first), layout.views(second), steps), step, config, Orthogonal(exact=True)
+    )

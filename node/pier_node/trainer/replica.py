@@ -27,12 +27,13 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from pier_node.base.units import printable
 from pier_node.config.run import InnerSection, ModelSection, RunConfig
 from pier_node.engine.parameters import Vectors, is_sharded, local, trained
-from pier_node.outer.inner_optimizer import Moments, gradient_norm, take_step
+from pier_node.outer.inner_optimizer import Moments, Orthogonal, gradient_norm, take_step
 from pier_node.outer.layout import Layout
 from pier_node.trainer import devices
 from pier_node.trainer.data.corpus import Batch
 from pier_node.trainer.data.prefetch import Rows
 from pier_node.trainer.data.tokens import Tokenizer, document_separator, pieces
+from pier_node.trainer.dealing import Dealt
 from pier_node.trainer.model.decoder import Decoder, stream
 from pier_node.trainer.model.evaluate import Losses, row_losses, summed_losses
 from pier_node.trainer.model.hub import HubDecoder, empty_model
@@ -143,7 +144,7 @@ class Replica:
         self.context = config.model.context
         self._inner, self._device = config.inner, device
         self._bf16 = devices.uses_bf16(device, config.inner.precision)
-        own = dist.get_rank() if workers > 1 else 0
+        self._several, own = workers > 1, dist.get_rank() if workers > 1 else 0
         self.shares = Shares(workers, own)
         if parallel.shards(workers):
             from pier_node.trainer.sharding import spread
@@ -222,7 +223,8 @@ class Replica:
     def train(self, step: int, rows: Rows | Batch, sequences: int) -> Tensor:
         """Do inner step `step`, counted over the whole run; returns the loss, on the device."""
         loss = self._backward(rows, sequences)
-        self.gradient_norm = take_step(self._parameters, Moments(*self._moments, self.adam_step), step, self._inner)
+        moments = Moments(*self._moments, self.adam_step)
+        self.gradient_norm = take_step(self._parameters, moments, step, self._inner, self._orthogonal)
         self.adam_step += 1
         return loss
 
@@ -273,6 +275,12 @@ class Replica:
         mine = {name: local(parameter.detach()) for name, parameter in self._parameters.items()}
         first, second = ({name: torch.zeros_like(it) for name, it in mine.items()} for _ in range(2))
         return first, second
+
+    @cached_property
+    def _orthogonal(self) -> Orthogonal | None:
+        if self._inner.optimizer != "muon" or not self._several:
+            return None
+        return Dealt(self._vectors.parts, {name: it.shape for name, it in self._parameters.items()})
 
 
 def _until(deadline: float, ids: Iterable[int]) -> Iterator[int]:

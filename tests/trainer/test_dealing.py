@@ -1,0 +1,76 @@
+"""Matrices dealt among processes that have each all of them, parts of them, or the same part as another, over gloo."""
+
+from __future__ import annotations
+
+from multiprocessing import get_context
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pier_node.engine.parameters import Part
+from pier_node.outer.inner_optimizer import Named, Orthogonal, cost
+from pier_node.trainer.dealing import Dealt
+
+SHAPES = {"wide": (8, 24), "tall": (24, 8), **{f"square {number}": (12, 12) for number in range(7)}}
+RANKS = 3
+Told = tuple[int, dict[str, list[int]], dict[str, bool]]
+
+
+def _updates() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def _parts(how: str, rank: int) -> list[Part]:
+    if how == "whole":
+        return [Part(name, (0, 0), shape, rank == 0) for name, shape in SHAPES.items()]
+    if how == "rows":  # 5, 5 and 2 of 12; 8, 8 and 8 of 24; 3, 3 and 2 of 8
+        each = {rows: -(-rows // RANKS) for rows in (8, 12, 24)}
+        starts = {rows: min(rows, each[rows] * rank) for rows in each}
+        sizes = {rows: min(rows - starts[rows], each[rows]) for rows in each}
+        return [Part(name, (starts[r], 0), (sizes[r], columns), True) for name, (r, columns) in SHAPES.items()]
+    half = {0: 0, 1: 1, 2: 0}[rank]  # of the columns; two processes have the first
+    return [Part(it, (0, half * c // 2), (r, c // 2), rank < 2) for it, (r, c) in SHAPES.items()]
+
+
+def _part_of(whole: torch.Tensor, part: Part) -> torch.Tensor:
+    return whole[tuple(slice(start, start + size) for start, size in zip(part.starts, part.sizes))]
+
+
+def _work(rank: int, how: str, store: Path, told: SimpleQueue[Told]) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    torch.set_num_threads(1)
+    own, alone, done = _parts(how, rank), Orthogonal.__call__, list[str]()
+
+    def counted(self: Orthogonal, updates: Named) -> Named:
+        done.extend(updates)
+        return alone(self, updates)
+
+    Orthogonal.__call__ = counted  # type: ignore[method-assign]
+    updates = _updates()
+    deal = Dealt(own, {name: update.shape for name, update in updates.items()})
+    made = deal({part.name: _part_of(updates[part.name], part) for part in own})
+    expected = alone(Orthogonal(), updates)
+    near = {it.name: torch.allclose(made[it.name], _part_of(expected[it.name], it), atol=1e-5) for it in own}
+    told.put((rank, {"costs": [cost(SHAPES[name]) for name in done]}, near))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("how", ["whole", "rows", "columns that two have"])
+def test_each_process_does_its_share_and_gets_its_part_of_all_results(how: str, tmp_path: Path) -> None:
+    context = get_context("spawn")
+    told: SimpleQueue[Told] = context.SimpleQueue()
+    team = [context.Process(target=_work, args=(rank, how, tmp_path / "store", told)) for rank in range(RANKS)]
+    for process in team:
+        process.start()
+    heard = [told.get() for _ in team]
+    for process in team:
+        process.join()
+    costs = [sum(done["costs"]) for _, done, _ in heard]
+    assert sum(costs) == sum(cost(shape) for shape in SHAPES.values())  # none is done twice
+    assert max(costs) - min(costs) <= max(cost(shape) for shape in SHAPES.values())
+    for _, _, near in heard:
+        assert near == dict.fromkeys(SHAPES, True)
