@@ -25,6 +25,7 @@ from pier_node.base.units import amount
 from pier_node.config.run import RunConfig
 from pier_node.engine.parameters import Vectors, local
 from pier_node.trainer import replica, sharding
+from pier_node.trainer.model import decoder
 from pier_node.trainer.model.cost import device_bytes
 from pier_node.trainer.parallel import Checkpointing, Parallel
 
@@ -73,7 +74,7 @@ def _alone_among(workers: int) -> Iterator[None]:
         with (
             patch.object(sharding, "spread", really(spread)),
             patch.object(replica, "Vectors", really(Vectors)),
-            patch.object(torch.nn.RMSNorm, "forward", _norm),
+            patch.object(decoder.RMSNorm, "forward", _norm),
             FakeTensorMode(allow_non_fake_inputs=True),
         ):
             yield

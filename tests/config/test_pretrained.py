@@ -86,6 +86,7 @@ def test_the_names_of_its_tensors_fit_where_the_trainer_gets_them() -> None:
     [
         ({"inner": {"optimizer": "muon"}}, "muon"),
         ({"data": {"tokenizer": "t.json", "document_mask": True}}, "document_mask"),
+        ({"inner": {"residual_stream": "bf16"}}, "residual_stream"),
     ],
 )
 def test_what_needs_piers_own_decoder_is_refused(sections: dict[str, Any], words: str) -> None:

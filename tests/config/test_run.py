@@ -55,6 +55,7 @@ ERRORS = {
     "[[data.mixture]]\nweight = 0": "data.mixture.0.weight = 0: Input should be greater than 0",
     "[[data.mixture]]\nwieght = 1": "data.mixture.0.wieght: no such key; allowed here: source, path",
     "[data]\ndocument_mask = true": 'needs a tokenizer with an end-of-text token, not "bytes"',
+    STAGES + '[inner]\nresidual_stream = "bf16"': "inner.residual_stream is not there for the stages",
     STAGES + '[data]\ntokenizer = "t"\ndocument_mask = true': "data.document_mask is not there for the stages",
     "[data]\nvalidation = 0.9": "data.validation = 0.9: Input should be less than or equal to 0.5",
     "[inner]\nlr = -1": "inner.lr = -1: Input should be greater than 0",

@@ -18,7 +18,7 @@ from pier_node.config.run import InnerSection, ModelSection, RunConfig
 from pier_node.trainer import replica as module
 from pier_node.trainer.data.corpus import Windows
 from pier_node.trainer.data.tokens import ByteTokenizer
-from pier_node.trainer.model.decoder import Decoder
+from pier_node.trainer.model.decoder import Block, Decoder
 from pier_node.trainer.model.initial import initial_weights
 from pier_node.trainer.replica import Replica, mean_gradient
 
@@ -184,6 +184,35 @@ def test_each_block_is_compiled_when_the_run_says_so(
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled.append(module))
     Replica(configure(compile=wanted), torch.device("cpu"), 1)
     assert len(compiled) == 2 * wanted  # llama-tiny has two blocks
+
+
+@pytest.mark.parametrize("form", ["llama", "gpt2"])
+def test_the_residual_stream_is_bf16_by_choice(
+    form: str, configure: Callable[..., RunConfig], windows: Windows
+) -> None:
+    seen: dict[str, set[torch.dtype]] = {}
+    losses: dict[str, list[float]] = {}
+    for name, inner in {
+        "fp32": {"precision": "fp32", "residual_stream": "bf16"},  # which says nothing of steps in fp32
+        "auto": {"precision": "bf16"},
+        "bf16": {"precision": "bf16", "residual_stream": "bf16"},
+    }.items():
+        config = configure(**inner)
+        model = ModelSection.model_validate({**config.model.model_dump(exclude={"transformers"}), "form": form})
+        replica = Replica(config.model_copy(update={"model": model}), torch.device("cpu"), 1)
+        replica.load_weights(initial_weights(model, seed=1))
+        kinds = seen.setdefault(name, set())
+
+        def look(module: torch.nn.Module, _: object, out: object, kinds: set[torch.dtype] = kinds) -> None:
+            if isinstance(module, Block) and isinstance(out, Tensor):
+                kinds.add(out.dtype)
+
+        with torch.nn.modules.module.register_module_forward_hook(look):
+            losses[name] = _train(replica, windows, range(50))
+    assert seen == {"fp32": {torch.float32}, "auto": {torch.float32}, "bf16": {torch.bfloat16}}
+    assert losses["bf16"] != losses["auto"]
+    for name in ("auto", "bf16"):
+        assert np.mean(losses[name][-10:]) == pytest.approx(np.mean(losses["fp32"][-10:]), rel=0.01)
 
 
 CONFIG = ModelSection(preset="llama-tiny", context=16)

@@ -308,6 +308,9 @@ class InnerSection(Section):
     """Coefficient of the z-loss, which keeps logits from drifting; 1e-4 is usual. Validation leaves it out."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of inner steps. auto: bf16 if the GPU supports it. Weights are always fp32."""
+    residual_stream: Annotated[Literal["auto", "bf16"], LATER] = "auto"
+    """Precision of what blocks add their results to, if inner steps are in bf16. auto: fp32, but bf16 where workers
+    share the model (fsdp, hsdp). bf16: everywhere, which saves memory. Pier's own decoder only."""
     compile: Literal["auto", True, False] = "auto"
     """Whether to use torch.compile, which makes steps faster and the start a minute longer. auto: for Pier's own
     decoder from 10 million parameters on, on a GPU, if there is a C compiler."""
@@ -500,6 +503,8 @@ class RunConfig(Section):
             raise ValueError(f'inner.optimizer = "muon" {only}: use "adamw" or "sgd"')
         if self.data.document_mask:
             raise ValueError(f"data.document_mask {only}: leave it out")
+        if self.inner.residual_stream != "auto":
+            raise ValueError(f"inner.residual_stream {only}: leave it out")
         blocks = {block_of(name) for name, _ in self.model.transformers.shapes()} - {None}
         # `layers` may be any number, so no set of that size is made.
         if self.pipeline.stages > 1 and (len(blocks), blocks) != (self.model.layers, {*range(len(blocks))}):
@@ -542,6 +547,8 @@ class RunConfig(Section):
             raise ValueError("pipeline.full_end is for paths that leave stages out: leave it out")
         if stages > 1 and self.data.document_mask:
             raise ValueError("data.document_mask is not there for the stages of a pipeline: leave it out")
+        if stages > 1 and self.inner.residual_stream != "auto":
+            raise ValueError("inner.residual_stream is not there for the stages of a pipeline: leave it out")
         if stages > 1 and (flaw := outer_flaw(self.outer)):
             raise ValueError(flaw)
         return self

@@ -157,6 +157,8 @@ class Replica:
             self._model = _undefined(config.model, self.layout, device)
         self._compiled = devices.compiles(device, config, parallel)
         self._model.separator = document_separator(config.data)
+        if isinstance(self._model, Decoder):
+            self._model.bf16_stream = self._bf16 and config.inner.residual_stream == "bf16"
         self._parameters = trained(self._model)
         self._vectors = Vectors(self._model, own)
         for block in self._model.blocks.values():

@@ -108,6 +108,17 @@ def test_predicted_bytes_of_a_worker_are_near_to_what_pytorch_counts(parallel: P
     assert device_bytes(config, parallel, 8, bf16=True) == pytest.approx(counted(config, parallel, 8), rel=0.1)
 
 
+def test_a_residual_stream_in_bf16_takes_as_much_less_as_is_predicted() -> None:
+    config, parallel, found = case("llama-7b", 3, 1), Parallel("ddp"), list[int]()
+    for stream in ("auto", "bf16"):
+        run = config.model_copy(
+            update={"inner": config.inner.model_copy(update={"micro_batch": 8, "residual_stream": stream})}
+        )
+        found.append(counted(run, parallel, 1))
+        assert device_bytes(run, parallel, 1, bf16=True) == pytest.approx(found[-1], rel=0.1)
+    assert found[1] < 0.95 * found[0]
+
+
 GPU = 80 * 10**9
 
 

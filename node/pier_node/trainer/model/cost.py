@@ -101,7 +101,9 @@ def device_bytes(config: RunConfig, parallel: Parallel, workers: int, bf16: bool
     block /= model.layers
     gathers = parallel.mode != "ddp" and shares > 1
     held = layout.length / parallel.parts(workers)
-    element, residual = (2, 2 if gathers else 4) if bf16 else (4, 4)
+    element, residual = (2, 4) if bf16 else (4, 4)
+    if bf16 and (gathers or config.inner.residual_stream == "bf16"):
+        residual = 2
     rows = config.inner.micro_batch or -(-config.inner.batch_size // shares)
     tokens = rows * model.context
     kept, once = activations(model, tokens, parallel, element, residual)

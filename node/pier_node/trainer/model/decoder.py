@@ -106,6 +106,7 @@ class Decoder(nn.Module):
         self._fixed: dict[torch.device, Tensor] = {}
         self.separator: int | None = None  # of documents that do not see each other: see `documents`
         self.logit_gradient: LogitGradient | None = None  # compiled, if trainer/replica.py does so
+        self.bf16_stream = False  # whether blocks add their results to a residual stream in bf16
         self.sequence_parts = 1  # trainer/sharding.py divides the positions between blocks among workers
         if self.embeds or (self.predicts and config.tie_embeddings):
             self.embedding = _embedding(config.vocab_size, config.written)
@@ -127,7 +128,8 @@ class Decoder(nn.Module):
         """
         start = past.begin(x.shape[1]) if past else 0
         documents = self.documents(x) if self.embeds and past is None else None
-        x = self.through(self.embed(x, start) if self.embeds else x, past=past, start=start, documents=documents)
+        x = self.embed(x, start) if self.embeds else x
+        x = self.through(x.bfloat16() if self.bf16_stream else x, past=past, start=start, documents=documents)
         if targets is not None:
             return self.loss(x, targets, z_loss)
         return self.predict(x) if self.predicts else x
@@ -310,9 +312,31 @@ class GELU(nn.Module):
         return out
 
 
+class RMSNorm(nn.RMSNorm):
+    """PyTorch's, which is computed in fp32, but of a bf16 stream nothing is kept in fp32, as autocast would have it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., dim] -> [..., dim]."""
+        if x.dtype == torch.float32:
+            return super().forward(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
+class LayerNorm(nn.LayerNorm):
+    """As RMSNorm above."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., dim] -> [..., dim]."""
+        if x.dtype == torch.float32:
+            return super().forward(x)
+        with torch.autocast(x.device.type, enabled=False):
+            weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+            return functional.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
+
 def _norm(config: ModelSection) -> nn.Module:
-    kind = nn.RMSNorm if config.form == "llama" else nn.LayerNorm
-    return kind(config.dim, eps=EPSILON)
+    return (RMSNorm if config.form == "llama" else LayerNorm)(config.dim, eps=EPSILON)
 
 
 def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
