@@ -47,6 +47,7 @@ async def test_a_site_that_could_join(new_site: NewSite) -> None:
         (THIS_SITE, "disk"),
         (THIS_SITE, "memory"),
         (THIS_SITE, "workers"),
+        (THIS_SITE, "boundary"),
         (THIS_SITE, "utilisation"),
         ("alpha", "reach it"),
         ("alpha", "reached by it"),

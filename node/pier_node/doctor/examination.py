@@ -19,6 +19,7 @@ from rich.console import Console
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, from_canonical
 from pier_node.doctor import machine
+from pier_node.doctor.boundary import boundary_finding
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict, as_fields, is_wrong, show
 from pier_node.doctor.links import Round, go_round, missed, utilisation_finding, visit
 from pier_node.identity.certificates import Credentials, credentials
@@ -132,6 +133,7 @@ def _of_replicas(
     speed, measured = here.status.get("tokens_per_second") or 0.0, here.status.get("utilisation")
     return [
         *machine.workers_findings(config, here.settings),
+        *boundary_finding(config, parameters),
         utilisation_finding(config, parameters, sites, slowest, speed, measured),
     ]
 
