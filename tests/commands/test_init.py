@@ -14,6 +14,7 @@ from trainer.hub_cases import made
 from pier_node.base.errors import PierError
 from pier_node.commands.init import LEAST_LOSS
 from pier_node.config.run import RunConfig, load
+from pier_node.doctor import boundary
 from pier_node.outer.layout import Layout
 
 Call = Callable[..., Result]
@@ -105,6 +106,40 @@ def test_more_sites_than_were_measured_are_said_to_lose_more(
 ) -> None:
     done = call("init", tmp_path / "run.toml", "--sites", sites, "--pace", "8", "0.1")
     assert ("With 16 sites it was 2 % higher." in done.output) == said
+
+
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        (("--sites", "8", "--pace", "1000", "1"), "sync"),  # seconds of a step of the start: 1.1 together, alone 8
+        (("--sites", "4", "--pace", "1000", "1"), "sync"),
+        (("--sites", "2", "--pace", "1000", "1"), "solo"),  # together never takes half of the two seconds
+        (("--sites", "8", "--pace", "10", "1"), "solo"),  # 5.8 s on the line at each step
+        (("--sites", "8", "--pace", "1000", "1", "--optimizer", "muon"), "solo"),
+    ],
+)
+def test_sites_start_together_where_that_takes_half_the_time_of_one_alone(
+    call: Call, tmp_path: Path, words: tuple[str, ...], start: str
+) -> None:
+    done = call("init", tmp_path / "run.toml", *words)
+    assert load(tmp_path / "run.toml").outer.start == start
+    for written in (" ".join(done.output.split()), prose(tmp_path / "run.toml")):
+        assert ("a synchronous start takes at most half of the time" in written) is (start == "sync")
+    assert ("a synchronous start and these" in prose(tmp_path / "run.toml")) is (start == "sync")
+
+
+def test_a_synchronous_start_shortens_the_predicted_run(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth of 1,000 steps takes 800 s alone, and together 100 steps of 1 + 0.056 + 0.5 s."""
+    monkeypatch.setattr(boundary, "measured", lambda *_: 0.5)
+    words = ("--sites", "8", "--steps", "1000", "--pace", "1000", "1")
+    done = call("init", tmp_path / "run.toml", *words)
+    rows = [line for line in done.output.splitlines() if line.startswith("  ")]
+    assert [f"{minutes} min" in row for minutes, row in zip((18, 28, 28), rows[1:4])] == [True] * 3
+    monkeypatch.setattr(boundary, "measured", lambda *_: 3.5)
+    assert call("init", tmp_path / "slow.toml", *words).exit_code == 0
+    assert load(tmp_path / "slow.toml").outer.start == "solo"
 
 
 def test_a_pace_needs_sites(call: Call, tmp_path: Path) -> None:

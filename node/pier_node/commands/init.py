@@ -24,7 +24,7 @@ from pier_node.outer.layout import Layout
 LEAST_LOSS: dict[str, Any] = {"algorithm": "diloco", "start": "solo", "momentum": 0.8, "lr": 0.8}
 MUON: dict[str, Any] = {"momentum": 0.6, "lr": 0.9, "schedule": "anneal"}
 """In place of these, with Muon inside and few rounds."""
-WHY = "Chosen: DiLoCo with a solo start and these momentum and lr had the lowest loss (docs/results.md, Convergence)."
+WHY = "Chosen: DiLoCo with a {} start and these momentum and lr had the lowest loss (docs/results.md, Convergence)."
 MANY = 1000
 """Outer rounds from which a run anneals and starts briefly: 2,000 gained by it, 100 did not, and nothing between was
 measured."""
@@ -33,6 +33,10 @@ SHORT_START, WARMUPS = 0.02, 2
 LONG_WHY = (
     " Over so many rounds, the loss is lower if momentum and both learning rates are annealed at the end, and a short "
     "start is enough."
+)
+SYNC_WHY = (
+    " Over this link, a synchronous start takes at most half of the time of a solo one, in which the other sites wait, "
+    "and its loss was the same, within the spread of seeds."
 )
 
 
@@ -77,8 +81,36 @@ ENOUGH = 0.9
 """Part of its time that a site should spend in inner steps."""
 
 
-def way(config: RunConfig, pace: Pace) -> tuple[Way, str]:
-    """The first of WAYS in which sites do not wait too long for each other, or the last; and a table of all.
+MUCH_FASTER = 0.5
+"""A synchronous start is chosen if it takes this part of the time of a solo one, or less: it needs all sites at every
+step, and 24 bytes of memory a parameter more, and its loss is the same (docs/results.md, Convergence)."""
+
+
+def start_of(run: RunConfig, pace: Pace, exchange: float) -> tuple[str, float]:
+    """How the run should start, and how many inner steps a step of the start takes as long as.
+
+    A solo start has the batch of all sites at one of them. In a synchronous one, sites exchange the gradient at each
+    step, and every daemon takes the step, for which the seconds are measured here. It was tried with AdamW, and with
+    gradients that travel as they are.
+
+    Args:
+        exchange: seconds for the whole model.
+    """
+    from pier_node.doctor.boundary import SAMPLE, measured
+
+    sites, parameters = run.run.sites, Layout.of(run.model).length
+    most = MUCH_FASTER * sites * pace.step
+    if run.outer.codec == "none" and run.inner.optimizer == "adamw" and pace.step + exchange <= most:
+        length = min(SAMPLE, parameters)
+        synchronous = run.model_copy(update={"outer": OuterSection(algorithm="sync")})
+        step = pace.step + exchange + measured(synchronous, length) * parameters / length
+        if step <= most:
+            return "sync", step / pace.step
+    return "solo", sites
+
+
+def way(config: RunConfig, pace: Pace) -> tuple[Way, str, str]:
+    """The first of WAYS in which sites do not wait too long for each other, or the last; its start; a table of all.
 
     Args:
         config: the run, whose updates travel as they are.
@@ -87,18 +119,19 @@ def way(config: RunConfig, pace: Pace) -> tuple[Way, str]:
 
     parameters, inner, outer = Layout.of(config.model).length, config.inner, config.outer
     rows = [f"  {'updates travel':24}{'exchange':>10}{'training':>10}{'whole run':>12}{'loss':>9}"]
-    enough = []
+    enough, starts = [], dict[str, str]()
     for each in WAYS:
         run = config.model_copy(update={"outer": outer.model_copy(update=each.keys)})
         exchange = exchange_bytes(run, parameters, config.run.sites) * 8e-6 / pace.mbit
         share = share_of_compute(run, outer.inner_steps * pace.step, exchange)
-        solo = outer.start_fraction if outer.start == "solo" else 0.0  # of the steps, with the batch of all sites
-        whole = inner.total_steps * pace.step * (solo * config.run.sites + (1 - solo) / share)
+        part, (starts[each.words], cost) = outer.start_fraction, start_of(run, pace, exchange)
+        whole = inner.total_steps * pace.step * (part * cost + (1 - part) / share)
         loss = each.late if exchange > outer.inner_steps * pace.step / 2 else each.loss
         row = f"  {each.words:24}{seconds(exchange):>10}{percent(share):>10}{age(whole):>12}{loss:>9}"
         rows.append(row)
         enough += [each] if share >= ENOUGH else []
-    return [*enough, WAYS[-1]][0], "\n".join(rows)
+    best = [*enough, WAYS[-1]][0]
+    return best, starts[best.words], "\n".join(rows)
 
 
 FAMILY = {"llama": "Llama 2 (32,000 tokens)", "gpt2": "GPT-2 (50,257 tokens)"}
@@ -163,7 +196,7 @@ def init(path: Path, wanted: Wanted, force: bool) -> str:
 
 def _into_replicas(tables: dict[str, dict[str, Any]], wanted: Wanted) -> tuple[str, str]:
     """Choose how replicas exchange updates; returns why, and what is predicted."""
-    tables["outer"], why, told = {**LEAST_LOSS}, WHY, ""
+    tables["outer"], why, told = {**LEAST_LOSS}, WHY.format("solo"), ""
     inner, sites = tables["inner"], tables["run"].get("sites", 0)
     muon = wanted.optimizer == "muon"
     if inner["total_steps"] >= MANY * OuterSection().inner_steps:
@@ -177,13 +210,16 @@ def _into_replicas(tables: dict[str, dict[str, Any]], wanted: Wanted) -> tuple[s
     if pace := wanted.pace:
         if sites < 2:
             raise PierError("--pace is for an exchange between two sites or more", "Give --sites, too.")
-        best, table = way(RunConfig.model_validate(tables), pace)
-        tables["outer"] |= best.keys
+        best, start, table = way(RunConfig.model_validate(tables), pace)
+        tables["outer"] |= {**best.keys, "start": start}
         why += f" Updates travel {best.words}: chosen for {pace.mbit:g} Mbit/s and {pace.step:g} s an inner step."
         told += f"\nWith {pace.mbit:g} Mbit/s and {pace.step:g} s an inner step, predicted:\n\n{table}\n\n"
         told += f"Chosen: {best.words}. Loss: above synchronous training, as measured with {FEW} sites and 100 rounds."
         told += " With 16 sites it was 2 % higher." if sites > FEW else ""
         told += " With Muon it was about 4 % lower.\n\n" if muon else "\n\n"
+        if start == "sync":
+            why = why.replace(WHY.format("solo"), WHY.format("synchronous")) + SYNC_WHY
+            told += f"{SYNC_WHY.strip()}\n\n"
     return why, told
 
 
