@@ -115,6 +115,7 @@ def test_more_sites_than_were_measured_are_said_to_lose_more(
         (("--sites", "4", "--pace", "1000", "1"), "sync"),
         (("--sites", "2", "--pace", "1000", "1"), "solo"),  # together never takes half of the two seconds
         (("--sites", "8", "--pace", "10", "1"), "solo"),  # 5.8 s on the line at each step
+        (("--sites", "4", "--pace", "100000", "0.02"), "solo"),  # a round alone takes longer than four such steps
         (("--sites", "8", "--pace", "1000", "1", "--optimizer", "muon"), "solo"),
     ],
 )
@@ -131,7 +132,7 @@ def test_sites_start_together_where_that_takes_half_the_time_of_one_alone(
 def test_a_synchronous_start_shortens_the_predicted_run(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tenth of 1,000 steps takes 800 s alone, and together 100 steps of 1 + 0.056 + 0.5 s."""
+    """A tenth of 1,000 steps takes 800 s alone, and together 100 steps of 1 + 0.056 + 0.1 + 0.5 s."""
     monkeypatch.setattr(boundary, "measured", lambda *_: 0.5)
     words = ("--sites", "8", "--steps", "1000", "--pace", "1000", "1")
     done = call("init", tmp_path / "run.toml", *words)

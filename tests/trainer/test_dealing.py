@@ -16,7 +16,9 @@ from pier_node.trainer.dealing import Dealt
 
 SHAPES = {"wide": (8, 24), "tall": (24, 8), **{f"square {number}": (12, 12) for number in range(7)}}
 RANKS = 3
-Told = tuple[int, dict[str, list[int]], dict[str, bool]]
+WAYS = ("whole", "rows", "columns that two have")
+Told = tuple[str, list[str], list[str]]
+"""How matrices are spread, which of them a process has orthogonalised, and of which it got the right part."""
 
 
 def _updates() -> dict[str, torch.Tensor]:
@@ -40,37 +42,44 @@ def _part_of(whole: torch.Tensor, part: Part) -> torch.Tensor:
     return whole[tuple(slice(start, start + size) for start, size in zip(part.starts, part.sizes))]
 
 
-def _work(rank: int, how: str, store: Path, told: SimpleQueue[Told]) -> None:
+def _work(rank: int, store: Path, told: SimpleQueue[Told]) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     torch.set_num_threads(1)
-    own, alone, done = _parts(how, rank), Orthogonal.__call__, list[str]()
+    alone, done, updates = Orthogonal.__call__, list[str](), _updates()
 
     def counted(self: Orthogonal, updates: Named) -> Named:
         done.extend(updates)
         return alone(self, updates)
 
     Orthogonal.__call__ = counted  # type: ignore[method-assign]
-    updates = _updates()
-    deal = Dealt(own, {name: update.shape for name, update in updates.items()})
-    made = deal({part.name: _part_of(updates[part.name], part) for part in own})
     expected = alone(Orthogonal(), updates)
-    near = {it.name: torch.allclose(made[it.name], _part_of(expected[it.name], it), atol=1e-5) for it in own}
-    told.put((rank, {"costs": [cost(SHAPES[name]) for name in done]}, near))
+    for how in WAYS:
+        own = _parts(how, rank)
+        deal = Dealt(own, {name: update.shape for name, update in updates.items()})
+        made = deal({part.name: _part_of(updates[part.name], part) for part in own})
+        near = [it.name for it in own if torch.allclose(made[it.name], _part_of(expected[it.name], it), atol=1e-5)]
+        told.put((how, [*done], near))
+        done.clear()
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("how", ["whole", "rows", "columns that two have"])
-def test_each_process_does_its_share_and_gets_its_part_of_all_results(how: str, tmp_path: Path) -> None:
-    context = get_context("spawn")
-    told: SimpleQueue[Told] = context.SimpleQueue()
-    team = [context.Process(target=_work, args=(rank, how, tmp_path / "store", told)) for rank in range(RANKS)]
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
+    context, store = get_context("spawn"), tmp_path_factory.mktemp("group") / "store"
+    queue: SimpleQueue[Told] = context.SimpleQueue()
+    team = [context.Process(target=_work, args=(rank, store, queue)) for rank in range(RANKS)]
     for process in team:
         process.start()
-    heard = [told.get() for _ in team]
+    heard = [queue.get() for _ in team for _ in WAYS]
     for process in team:
         process.join()
-    costs = [sum(done["costs"]) for _, done, _ in heard]
-    assert sum(costs) == sum(cost(shape) for shape in SHAPES.values())  # none is done twice
+    return heard
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_each_process_does_its_share_and_gets_its_part_of_all_results(how: str, told: list[Told]) -> None:
+    heard = [(done, near) for way, done, near in told if way == how]
+    assert sorted(name for done, _ in heard for name in done) == sorted(SHAPES), "none is done twice"
+    costs = [sum(cost(SHAPES[name]) for name in done) for done, _ in heard]
     assert max(costs) - min(costs) <= max(cost(shape) for shape in SHAPES.values())
-    for _, _, near in heard:
-        assert near == dict.fromkeys(SHAPES, True)
+    assert [near for _, near in heard] == [[*SHAPES]] * RANKS
