@@ -35,7 +35,7 @@ from pier_node.pipeline.outer_step import step_of
 from pier_node.pipeline.planner import Planner
 from pier_node.pipeline.planning.search import search
 from pier_node.pipeline.stage import Stage, gather
-from pier_node.pipeline.stage_state import NAMES, take_stage_step
+from pier_node.pipeline.stage_step import NAMES, clip, take_stage_step
 from pier_node.pipeline.vote_state import VoteState
 from pier_node.trainer.data.corpus import Batch, Windows, open_corpus
 from pier_node.trainer.model.decoder import Decoder
@@ -150,7 +150,8 @@ class PipelineSimulation:
         for place, gradient in gradients.items():
             held = self._held[place]
             layout, tensors = held.stage.layout, held.tensors
-            take_stage_step(self._config.inner, layout, tensors, held.adam_steps, gradient, total, number)
+            clipped = clip(self._config.inner, gradient, total).array
+            take_stage_step(self._config.inner, layout, tensors, held.adam_steps, clipped, number)
             held.adam_steps += 1
             held.microbatches += seen[place]
             held.stage.load(torch.from_numpy(tensors[ANCHOR]))

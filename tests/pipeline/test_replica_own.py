@@ -18,13 +18,17 @@ def step(round: int, tag: int = 7) -> OuterState:
     return OuterState(version(round, tag), (), tensors, {BASE: 0, MICROBATCHES: round}, round)
 
 
+def in_full(_before: OuterState, _record: OuterState) -> OuterState:
+    raise AssertionError("no step was kept as a record")
+
+
 FIRST, SECOND = version(1, 7), version(2, 7)
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Own:
     """One step counts, the next is under way."""
-    made = Own(tmp_path, b"run")
+    made = Own(tmp_path, b"run", in_full)
     made.keep(step(1))
     assert made.settle({FIRST}, FIRST, 1)
     made.keep(step(2))
@@ -32,7 +36,7 @@ def own(tmp_path: Path) -> Own:
 
 
 def again(tmp_path: Path, decided: int, counted: int = FIRST) -> Own:
-    made = Own(tmp_path, b"run")
+    made = Own(tmp_path, b"run", in_full)
     made.resume(decided, counted, ready=round_of(counted))
     return made
 
@@ -68,7 +72,7 @@ def test_a_step_whose_outcome_was_known_as_the_site_died_counts_only_if_it_did(
 ) -> None:
     assert at(own) == FIRST
     for _ in range(2):
-        back = Own(tmp_path, b"run")
+        back = Own(tmp_path, b"run", in_full)
         back.resume(3, counted, ready)
         assert at(back) == FIRST
 

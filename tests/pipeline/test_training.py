@@ -36,6 +36,7 @@ from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.planning import plan as paths
 from pier_node.pipeline.planning.problem import Problem
 from pier_node.pipeline.stage import Stage
+from pier_node.pipeline.stage_step import FULL_EVERY
 from pier_node.rounds import catch_up
 from pier_node.site import pipeline_training
 from pier_node.site.pipeline_training import HOPELESS
@@ -316,6 +317,20 @@ def test_the_only_site_of_a_stage_is_waited_for_where_all_stages_must_be_visited
     run(cluster.run())
     assert cluster.voted().steps == 6
     assert np.isfinite(cluster.joined()).all()
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("phase", ["prepared", "voting", "committed", "saved"])
+@pytest.mark.parametrize("round", [FULL_EVERY - 1, FULL_EVERY, FULL_EVERY + 1])
+def test_the_only_site_of_a_stage_that_comes_back_has_it_to_the_bit(tmp_path: Path, round: int, phase: str) -> None:
+    run_config = config(paths="full", microbatches=2)
+    run_config = run_config.model_copy(update={"inner": run_config.inner.model_copy(update={"total_steps": 12})})
+    calm = PipelineCluster(run_config, tmp_path / "calm")
+    run(calm.run())
+    cluster = PipelineCluster(run_config, tmp_path / "struck", fail_at={("d", round, phase): "restart"})
+    run(cluster.run())
+    assert cluster.struck == [("d", round, phase)]
+    assert np.array_equal(cluster.joined(), calm.joined())
 
 
 def test_planned_paths_lead_through_the_sites_that_are_left(tmp_path: Path) -> None:

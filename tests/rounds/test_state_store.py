@@ -317,7 +317,7 @@ def test_two_states_are_kept(kept: StateStore, tmp_path: Path) -> None:
 
 def test_a_state_that_counts_is_kept_however_many_come_after_it(kept: StateStore) -> None:
     for round in range(1, 6):
-        kept.keep(state(round), beside=2)
+        kept.keep(state(round), beside=(2,))
     assert kept.rounds() == [5, 4, 2]
 
 

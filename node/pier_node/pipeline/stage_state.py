@@ -1,7 +1,7 @@
 """The stage state of a site: its state after the last outer round, this replica's own steps since, and staged steps.
 
 A step is on disk before the site says that it is ready for it, and the state before it stays on disk. Whichever way the
-round decides, a site that is killed in between finds the version that counts.
+round decides, a site that is killed in between finds the version that counts (pipeline/stage_step.py).
 
 Between outer rounds a replica may step on its own. The result consists of its weights, AdamW's moments and the number
 of microbatches seen. A step becomes the replica's own state when the round that decides about it counts it. If the site
@@ -22,28 +22,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from weakref import ref
 
 import numpy as np
-import torch
 
 from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector, Vector
-from pier_node.config.run import InnerSection, RunConfig
-from pier_node.outer.inner_optimizer import step_vectors
+from pier_node.config.run import RunConfig
 from pier_node.outer.layout import Layout
 from pier_node.outer.mean import Update, norm_limit
-from pier_node.outer.pier import accumulate
-from pier_node.outer.schedule import round_plan
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState, l2_norm
 from pier_node.pipeline.beginnings import MOMENTS, Beginnings
 from pier_node.pipeline.context import Tools
 from pier_node.pipeline.outer_step import OuterStep, Tensors
 from pier_node.pipeline.stage import gather, stage_layout
+from pier_node.pipeline.stage_step import Repeat, VersionStore, after_step, clip, record_of
 from pier_node.pipeline.vote_state import VoteState, round_of, vote_state_of
 from pier_node.rounds.catch_up import Wanted, fetch_state
 from pier_node.rounds.member import Rounds
@@ -61,12 +58,15 @@ BASE, MICROBATCHES = "base", "microbatches"
 class Own:
     """The own steps of one site, in `folder`.
 
+    Args:
+        repeat: repeats a step from its record.
+
     Attributes:
         state: after the last step that counts; None: there is none. Its `round` identifies the attempt, as in versions.
     """
 
-    def __init__(self, folder: Path, run_hash: bytes) -> None:
-        self._disk = StateStore(folder, run_hash)
+    def __init__(self, folder: Path, run_hash: bytes, repeat: Repeat) -> None:
+        self._disk = VersionStore(folder, run_hash, repeat)
         self.state: OuterState | None = None
         self._open: dict[int, OuterState] = {}
 
@@ -88,9 +88,9 @@ class Own:
             elif found:  # it ended after the outcome was on disk and before this was removed
                 self._disk.drop(version)
 
-    def keep(self, state: OuterState) -> None:
+    def keep(self, state: OuterState, record: OuterState | None = None) -> None:
         """Keep a step on disk until it is known whether it counts. Blocks. Raises PierError."""
-        self._disk.keep(state, beside=self.state.round if self.state else None)
+        self._disk.keep(state, self.state.round if self.state else None, record)
         self._open[state.round] = state
 
     def settle(self, known: Collection[int], counted: int, decided: int) -> bool:
@@ -127,7 +127,6 @@ class Own:
 
 ABSENT = 1
 """A version that no stage ever has (vote_state.version)."""
-NAMES = (ANCHOR, *MOMENTS)
 
 
 class StageState:
@@ -145,7 +144,7 @@ class StageState:
         self.beginnings = Beginnings(folder, config)
         self.stage: int | None = next((int(it.name.partition("-")[2]) for it in sorted(folder.glob("stage-*"))), None)
         self.state: OuterState | None = None
-        self.own = Own(folder / "own", config.hash())
+        self.own = Own(folder / "own", config.hash(), self._after)
         self._residuals = StateStore(folder / RESIDUAL, config.hash())
         self._staged: OuterState | None = None
 
@@ -203,24 +202,24 @@ class StageState:
         """Stage an AdamW step of all replicas on disk and return its state; this one stays. Blocks. Raises PierError.
 
         Args:
-            gradient: mean over the microbatches, shape [parameters of the stage]; changed in place.
+            gradient: mean over the microbatches, shape [parameters of the stage].
             total: its square is that of the whole model's gradient, by whose norm the gradient is clipped.
             step: index of the step in the whole run.
         """
         assert self.state
-        tensors = self._after_adamw(self.state, gradient, total, step)
-        if MOMENTUM in self.state.tensors:
-            tensors[MOMENTUM] = self._warmed(self.state, tensors[ANCHOR].array, step)
-        self._staged = state = OuterState(version, (), tensors, {}, self.state.adam_step + 1)
-        self._disk.keep(state, beside=self.state.round)
+        record = record_of(clip(self._config.inner, gradient, total.square), step, self.state, version, {})
+        self._staged = state = self._after(self.state, record)
+        self._disk.keep(state, self.state.round, record)
         return state
 
     def step_apart(self, gradient: Vector, total: Total, step: int, version: int, microbatches: int) -> None:
         """The same for this replica alone, with the gradient of this site's microbatches. Blocks. Raises PierError."""
-        before, seen = self.working, self.done.ledger[MICROBATCHES] if self.done else 0
-        tensors = self._after_adamw(before, gradient, total, step)
+        seen = self.done.ledger[MICROBATCHES] if self.done else 0
         ledger = {BASE: self.version, MICROBATCHES: seen + microbatches}
-        self.own.keep(OuterState(version, (), tensors, ledger, before.adam_step + 1))
+        own = {name: it for name, it in self.working.tensors.items() if name != MOMENTUM}
+        before = replace(self.working, tensors=own)
+        record = record_of(clip(self._config.inner, gradient, total.square), step, before, version, ledger)
+        self.own.keep(self._after(before, record), record)
 
     def brought(self, step: OuterStep) -> Update:
         """What this replica brings to an outer round. Blocks. Raises PierError."""
@@ -249,13 +248,13 @@ class StageState:
         """
         assert self.state
         if error is not None:
-            self._residuals.keep(OuterState(version, (), {RESIDUAL: error}, {}), beside=self.state.round)
+            self._residuals.keep(OuterState(version, (), {RESIDUAL: error}, {}), (self.state.round,))
         before, ledger = self.working, {BASE: version, MICROBATCHES: 0}
         moments = {name: before.tensors[name] for name in MOMENTS if name in before.tensors}
         if moments:
             self.own.keep(OuterState(version, (), {ANCHOR: tensors[ANCHOR], **moments}, ledger, before.adam_step))
         self._staged = OuterState(version, (), tensors, {})
-        self._disk.keep(self._staged, beside=self.state.round)
+        self._disk.keep(self._staged, self.state.round)
 
     def settle(self, voted: VoteState, decided: int) -> bool:
         """Take the staged state that counts. Returns whether the weights have changed. Blocks. Raises PierError.
@@ -271,20 +270,8 @@ class StageState:
             self.state = staged
         return self.own.settle({voted.counted, wanted}, voted.counted, decided) or moved
 
-    def _after_adamw(self, before: OuterState, gradient: Vector, total: Total, step: int) -> dict[str, SharedVector]:
-        tensors = {name: SharedVector.scratch(len(gradient)) for name in NAMES}
-        for name, vector in tensors.items():
-            vector.array[:] = before.tensors[name].array if name in before.tensors else 0
-        vectors = {name: it.array for name, it in tensors.items()}
-        take_stage_step(self._config.inner, self._layout, vectors, before.adam_step, gradient, total.square, step)
-        return tensors
-
-    def _warmed(self, before: OuterState, anchor: Vector, step: int) -> SharedVector:
-        """M after a step of the warmup: over an interval it accumulates φ_first − φ_last (outer/advance.py)."""
-        plan, momentum = round_plan(self._config, step + 1), SharedVector(len(anchor))
-        if plan.warmup:
-            accumulate(before.momentum, before.anchor - anchor, plan.momentum, out=momentum.array)
-        return momentum
+    def _after(self, before: OuterState, record: OuterState) -> OuterState:
+        return after_step(self._config, self._layout, before, record)
 
     @property
     def _layout(self) -> Layout:
@@ -292,32 +279,8 @@ class StageState:
         return stage_layout(self._config.model, self._config.pipeline.stages, self.stage)
 
     @property
-    def _disk(self) -> StateStore:
-        return StateStore(self._folder / f"stage-{self.stage}", self._config.hash())
-
-
-def take_stage_step(
-    inner: InnerSection,
-    layout: Layout,
-    tensors: Mapping[str, Vector],
-    adam_step: int,
-    gradient: Vector,
-    square: float,
-    step: int,
-) -> None:
-    """Take an AdamW step of one stage in place. The gradient is clipped as part of the whole model's gradient.
-
-    Args:
-        tensors: NAMES, shape [parameters of the stage] each.
-        adam_step: number of AdamW steps behind the moments.
-        gradient: mean over the microbatches; changed in place.
-        square: square of the norm of the whole model's gradient.
-        step: index of the step in the whole run.
-    """
-    if inner.clip_norm:
-        gradient *= min(1.0, inner.clip_norm / (math.sqrt(square) + 1e-6))
-    weights, first, second, flat = map(torch.from_numpy, (*(tensors[name] for name in NAMES), gradient))
-    step_vectors(layout, weights, (first, second, adam_step), flat, step, inner.model_copy(update={"clip_norm": 0.0}))
+    def _disk(self) -> VersionStore:
+        return VersionStore(self._folder / f"stage-{self.stage}", self._config.hash(), self._after)
 
 
 PATIENCE = 30.0

@@ -21,7 +21,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,13 +122,13 @@ class StateStore:
             PierError: the disk is full or failing; the earlier checkpoints are unchanged.
         """
         with self._saving:
-            return self._put(checkpoint.state, checkpoint, None, f"cannot save a checkpoint in {self._folder}")
+            return self._put(checkpoint.state, checkpoint, (), f"cannot save a checkpoint in {self._folder}")
 
-    def keep(self, state: OuterState, beside: int | None = None) -> None:
+    def keep(self, state: OuterState, beside: Collection[int] = ()) -> None:
         """Return once the state would survive a power cut. Blocks; call it in a thread.
 
         Args:
-            beside: a round whose state is kept too, however many come after it.
+            beside: rounds whose states are kept too, however many come after them.
 
         Raises:
             PierError: the disk is full or failing; the earlier states are unchanged.
@@ -149,7 +149,7 @@ class StateStore:
             except OSError as error:
                 raise unwritable(f"cannot remove {folders[0]}", error) from error
 
-    def _put(self, state: OuterState, checkpoint: Checkpoint | None, beside: int | None, problem: str) -> Path:
+    def _put(self, state: OuterState, checkpoint: Checkpoint | None, beside: Collection[int], problem: str) -> Path:
         final = self._folder / f"round-{state.round:08d}"
         temporary = final.with_suffix(".tmp")
         try:
@@ -201,10 +201,10 @@ class StateStore:
         temporary.rename(final)
         sync(self._folder)
 
-    def _rotate(self, saved: Path, beside: int | None) -> None:
+    def _rotate(self, saved: Path, beside: Collection[int]) -> None:
         replaced = [path for path in self._found() if path.suffix and path.with_suffix("").exists()]
         others = [path for path in self._found() if path not in (saved, *replaced)]
-        self._delete(*replaced, *(path for path in others[self._keep - 1 :] if _round(path) != beside))
+        self._delete(*replaced, *(path for path in others[self._keep - 1 :] if _round(path) not in beside))
 
     @staticmethod
     def _delete(*folders: Path) -> None:
@@ -255,13 +255,24 @@ class StateStore:
 
     def of(self, round: int) -> OuterState | None:
         """The state of a round, if it is here, undamaged and of this run."""
-        for folder in self._found():
+        for folder, record in self._of_run(round):
             try:
-                if _round(folder) == round and (record := read_sealed(folder / RECORD))["run_hash"] == self._run_hash:
-                    return _read_state(folder, record)
+                return _read_state(folder, record)
             except Torn as torn:
                 log.info("%s: %s", folder, torn)
         return None
+
+    def ledger(self, round: int) -> dict[str, int] | None:
+        """The ledger of a round's state, if it is here and of this run; its vectors are not read."""
+        return next((record["ledger"] for _, record in self._of_run(round)), None)
+
+    def _of_run(self, round: int) -> Iterator[tuple[Path, dict[str, Any]]]:
+        for folder in self._found():
+            try:
+                if _round(folder) == round and (record := read_sealed(folder / RECORD))["run_hash"] == self._run_hash:
+                    yield folder, record
+            except Torn as torn:
+                log.info("%s: %s", folder, torn)
 
     def after(self, round: int) -> OuterState | None:
         """The newest undamaged state of this run, if its round is later than the given one."""
