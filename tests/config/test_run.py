@@ -79,6 +79,8 @@ ERRORS = {
         "run.pretrained is for Pier's own trainer"
     ),
     "[pipeline]\nfull_end = 0.2": "pipeline.full_end is for paths that leave stages out",
+    "[pipeline]\nmax_jump = 2": "pipeline.max_jump is for paths that leave stages out",
+    "[run]\nsites = 4\n[pipeline]\nstages = 4\nskip = 0.5\nmax_jump = 2": "need jumps of at least 3",
     "[model]\nsubspace = 32\ntie_embeddings = false": "model.subspace is for models in stages",
     "[model]\nsubspace = 128": "subspace = 128 must be less than dim = 128, or 0",
     "[model]\nsubspace = 32": 'subspace is for form = "llama" with tie_embeddings = false',

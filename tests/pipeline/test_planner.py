@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -299,6 +300,20 @@ def test_it_is_that_of_the_run_with_what_its_sites_measured() -> None:
     assert {problem.transfer_s[a][b] for a in range(6) for b in range(6) if a != b} == {0.25}
     assert problem.rules.max_jump == 3
     assert violations(problem, plan) == []
+
+
+@pytest.mark.parametrize("paths", ["skip", "random"])
+def test_no_path_jumps_further_than_the_run_allows(paths: str) -> None:
+    """SkipPipe's reference allows 3 or 4; with half of eight stages left out there would be jumps of up to 5."""
+    longest = {}
+    for most in (0, 3):
+        asked = Asked(stages=8, skip=0.5, paths=paths, max_jump=most)
+        voted = VoteState(5, 3.0, (7 << 24,) * 8)
+        message = asked.plan(voted, pulses({f"s{stage}": stage for stage in range(8)}))
+        ways = [[message.stages[site] for site in path.sites] for path in message.paths]
+        longest[most] = max(after - before for way in ways for before, after in pairwise(way))
+        assert violations(*asked.problems[-1]) == []
+    assert longest[0] > 3 >= longest[3]
 
 
 def test_sites_may_keep_their_stages() -> None:

@@ -46,6 +46,9 @@ class PipelineSection(Section):
     """Part of the iterations, at the end of the run, in which all microbatches visit all stages."""
     swaps: Annotated[int, Field(ge=0, le=8)] = 0
     """How often, at most, a path may visit a stage after a later one."""
+    max_jump: Annotated[int, Field(ge=0, le=63), LATER] = 0
+    """How many stages, at most, the next stage of a path may lie beyond the furthest so far: with 3, a path leaves out
+    no more than two stages in a row, except at its end. 0: as many as paths leave out."""
     microbatches: Annotated[int, Field(ge=1, le=10_000)] = 8
     """Microbatches of an iteration, each of inner.batch_size sequences."""
     memory: Annotated[int, Field(ge=1, lt=10_000)] = 3
@@ -76,6 +79,21 @@ def outer_of_pipeline(tables: dict[str, Any]) -> dict[str, Any]:
     if isinstance(outer, dict) and outer.get("algorithm", "pier") == "pier":
         return {**tables, "outer": {"start": "sync", **outer}}
     return tables
+
+
+def jump_flaw(section: PipelineSection) -> str:
+    """Why no paths have jumps that short, or jumps at all; "" if there are such paths.
+
+    A path of L of S stages that reaches the last one has L - 1 jumps over S - 1 stages together. If all of them have to
+    be of full length, its stages are given, and hardly any paths visit all stages equally often.
+    """
+    stages, length, jump = section.stages, section.path_length, section.max_jump
+    if jump and length == stages:
+        return "pipeline.max_jump is for paths that leave stages out: leave it out"
+    if jump and jump < (least := min((stages - 1) // (length - 1) + 1, stages - 1)):
+        few = f"pipeline.max_jump = {jump}: paths of {length} of {stages} stages need jumps of at least {least}"
+        return f"{few} to visit all stages equally often"
+    return ""
 
 
 def outer_flaw(outer: OuterSection) -> str:
@@ -545,6 +563,8 @@ class RunConfig(Section):
             raise ValueError("model.subspace is for models in stages: leave it out, or set pipeline.stages")
         if self.pipeline.full_end and (stages == 1 or self.pipeline.path_length == stages):
             raise ValueError("pipeline.full_end is for paths that leave stages out: leave it out")
+        if flaw := jump_flaw(self.pipeline):
+            raise ValueError(flaw)
         if stages > 1 and self.data.document_mask:
             raise ValueError("data.document_mask is not there for the stages of a pipeline: leave it out")
         if stages > 1 and self.inner.residual_stream != "auto":

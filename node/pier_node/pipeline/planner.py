@@ -130,7 +130,7 @@ def drawn(
     Raises PierError: no number of waves is enough.
     """
     length, apart = min(section.path_length, len(sizes)), ((0.0,) * len(places),) * len(places)
-    rules = Rules(max_swaps=section.swaps, max_jump=max(len(sizes) - 1, 1))
+    rules = Rules(max_swaps=section.swaps, max_jump=section.max_jump or max(len(sizes) - 1, 1))
     for waves in range(1, section.microbatches + 1):
         blank = Problem(sites_of(places), apart, sizes, length, section.microbatches, waves, rules)
         problem = with_times(blank, places, round_trips)
