@@ -133,12 +133,15 @@ class VersionStore:
         state: OuterState | None = None
         for it in reversed(self._since_full(version)):
             found = self._disk.of(it)
-            state = self._repeated(state, found) if found and GRADIENT in found.tensors else found
+            if found and GRADIENT in found.tensors:
+                found = self._repeated(state, found) if state else None
+            state = found
         return state
 
-    def _repeated(self, before: OuterState | None, record: OuterState) -> OuterState | None:
-        if before is None or _checksum(state := self._repeat(before, record)) == record.ledger[CHECKSUM]:
-            return before and state
+    def _repeated(self, before: OuterState, record: OuterState) -> OuterState | None:
+        state = self._repeat(before, record)
+        if _checksum(state) == record.ledger[CHECKSUM]:
+            return state
         log.error(
             "step %d, repeated from the disk, has other weights than before: if PyTorch or the processor has changed, "
             "start this site with the earlier one; otherwise the stage is fetched from a replica, if it has one",
