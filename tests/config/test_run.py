@@ -34,7 +34,6 @@ ERRORS = {
     STAGES + '[outer]\nalgorithm = "noloco"\nfinal_merge = true': "outer.final_merge = True is not there",
     STAGES + '[outer]\nstart = "solo"': "no site of a pipeline has the whole model",
     STAGES + '[outer]\ncodec = "topk"': 'outer.codec = "topk" is not there for the stages of a pipeline with',
-    STAGES + '[outer]\nalgorithm = "noloco"\ncodec = "int8"': 'use "none", or "int4" with "pier" or "diloco"',
     STAGES + '[outer]\nalgorithm = "sync"\ncodec = "int8"': 'with algorithm = "sync": use "none"',
     STAGES + '[outer]\ncodec = "int8"\nresidual = "bf16"': "outer.residual = 'bf16' is not there",
     STAGES + '[outer]\nrobust = "trimmed"': "outer.robust = 'trimmed' is not there",

@@ -8,6 +8,7 @@ from rounds.cases import fp32, shared
 
 from pier_node.base.shared import Vector
 from pier_node.config.run import NolocoSection, OuterSection
+from pier_node.outer.codec import codec
 from pier_node.outer.mean import weighted_mean
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.pipeline.outer_step import MeanStep, PairStep, demand_weight, step_of
@@ -114,3 +115,6 @@ def test_a_mean_of_fewer_than_came_here_or_of_parts_of_one_is_refused(own: Vecto
 def test_the_algorithm_is_that_of_the_run() -> None:
     noloco = step_of(OuterSection.model_validate({"algorithm": "noloco"}), 0.5)
     assert (noloco.pairs, step_of(OuterSection(), 0.5).pairs) == (True, False)
+    for algorithm in ("pier", "noloco"):
+        coded = OuterSection.model_validate({"algorithm": algorithm, "codec": "int8"})
+        assert step_of(coded, 0.5).codec.name == codec("int8").name

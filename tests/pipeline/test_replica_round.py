@@ -367,12 +367,34 @@ def test_replicas_that_meet_in_pairs_are_those_of_one_process(
     assert len({node.stage_state.state.digest for node in cluster.nodes.values() if node.stage_state.state}) == 6
 
 
+PAIR_CODECS = {"int4": 0.08, "int8": 0.015, "bf16": 0.004}
+"""How far a stage may end from the uncompressed one, relative to its weights, which are what pairs send."""
+
+
 @pytest.mark.sample(1)
+@pytest.mark.parametrize("codec", PAIR_CODECS)
+@pytest.mark.parametrize("kind", NOLOCO)
+def test_with_a_codec_pairs_end_near_those_of_one_process(
+    tmp_path: Path, kind: str, codec: str, plans: dict[int, Plan]
+) -> None:
+    cluster = PipelineCluster(meeting(steps=7, outer=NOLOCO[kind] | {"codec": codec}, stages=2, skip=0.0), tmp_path)
+    run(cluster.run())
+    finished(cluster)
+    process = alike(cluster, plans, Pairs(cluster.config))
+    for name, node in cluster.nodes.items():
+        assert node.stage_state.state
+        expected = process.own[name][0]
+        off = float(np.linalg.norm(node.stage_state.state.anchor - expected))
+        assert 0 < off < PAIR_CODECS[codec] * float(np.linalg.norm(expected))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("codec", ["none", "int8"])
 @pytest.mark.parametrize(("round", "phase"), RETURNS)
-def test_a_site_of_a_pair_that_comes_back_goes_on(tmp_path: Path, round: int, phase: str) -> None:
+def test_a_site_of_a_pair_that_comes_back_goes_on(tmp_path: Path, round: int, phase: str, codec: str) -> None:
     """From its own disk, or from any replica's anchor and momentum, as whoever joins NoLoCo does."""
     faults = {("c", round, phase): "restart"}
-    tables = meeting(steps=14, outer=NOLOCO["weights alone travel"], stages=2, skip=0.0)
+    tables = meeting(steps=14, outer={"algorithm": "noloco", "codec": codec}, stages=2, skip=0.0)
     cluster = PipelineCluster(tables, tmp_path, fail_at=faults)
     run(cluster.run())
     assert cluster.struck == [("c", round, phase)]

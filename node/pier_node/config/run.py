@@ -100,10 +100,10 @@ def outer_flaw(outer: OuterSection) -> str:
     """What the replicas of a stage cannot do of [outer], and what to do instead; "" if there is nothing."""
     if outer.start == "solo":
         return 'outer.start = "solo": no site of a pipeline has the whole model: use "sync" or "none"'
-    if outer.codec in SPARSE or (outer.codec != "none" and outer.algorithm not in ("pier", "diloco")):
+    if outer.codec in SPARSE or (outer.codec != "none" and outer.algorithm == "sync"):
         return (
             f'outer.codec = "{outer.codec}" is not there for the stages of a pipeline with algorithm = '
-            f'"{outer.algorithm}": use "none", or "int4" with "pier" or "diloco"'
+            f'"{outer.algorithm}": use "none", or "int4" with another algorithm than "sync"'
         )
     for key in ("residual", "robust", "max_weight", "overlap", "fragments", "final_merge"):
         if getattr(outer, key) != OuterSection.model_fields[key].default:

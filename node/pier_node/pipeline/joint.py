@@ -275,10 +275,11 @@ class Joint(ABC, Generic[T_co]):
             shares = [
                 Share(node=it, tokens=weights[it], norm=LONGEST, offset=at, length=size) for it, (at, size) in parts
             ]
+            weighed = codec.lossy and not self._pairs  # the last value is a number of microbatches
             plan = StagePlan(
-                self.plan.round, Ballot(), shares, LONGEST, silence, name=self.plan.name, exact_end=codec.lossy
+                self.plan.round, Ballot(), shares, LONGEST, silence, name=self.plan.name, exact_end=weighed
             )
-            used = ExactEnd(codec) if codec.lossy else codec
+            used = ExactEnd(codec) if weighed else codec
             self._reduction = Reduction(self._tools.carrier, plan, own, mean, used, faults)
             self._open()
             with self._waiting(silence):

@@ -93,10 +93,9 @@ class PairStep:
     """A step of two replicas, or of one that is left over."""
 
     pairs = True
-    codec: Codec
 
-    def __init__(self, rates: NolocoSection) -> None:
-        self._rates, self.codec = rates, PLAIN
+    def __init__(self, rates: NolocoSection, codec: Codec = PLAIN) -> None:
+        self._rates, self.codec = rates, codec
 
     def brought(self, anchor: Vector, weights: Vector, _microbatches: int) -> Vector:
         """Shape [parameters]: θ; or [2·parameters]: θ and φ, if φ is needed."""
@@ -125,7 +124,7 @@ def demand_weight(mean: Vector, own: Vector, sites: int) -> None:
 def step_of(outer: OuterSection, done: float) -> OuterStep:
     """The outer step of a run of which the fraction `done`, from 0 to 1, is completed."""
     if outer.algorithm == "noloco":
-        return PairStep(outer.noloco)
+        return PairStep(outer.noloco, codec(outer.codec))
     return MeanStep(momentum_at(outer, done), lr_at(outer, done), codec(outer.codec))
 
 
