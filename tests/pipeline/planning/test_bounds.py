@@ -56,6 +56,7 @@ def tiny(draw: st.DrawFn) -> Problem:
         waves=draw(st.integers(1, 2)) if length == 2 else 1,
         rules=Rules(max_swaps=dice.randint(0, 1)),
         task_gap_s=draw(st.sampled_from([0.0, 0.1])),
+        uplink_s=times() if draw(st.booleans()) else (),
     )
 
 
@@ -139,10 +140,27 @@ def test_slow_sites_share_the_work() -> None:
     sites = (site("a", memory=4), site("b", memory=4), site("c", 3.0, memory=4))
     it = problem(3, stages=2, stage_sizes=(1, 2), sites=sites, microbatches=4, waves=1)
     plan = Plan(((0,), (1, 2)), (((0, 1), (0, 1), (0, 1), (0, 2)),))
-    assert lower_bounds(it, plan).work_s == pytest.approx(4 * 2.75), (
-        "the origin; 4 / (1 / 2.5 + 1 / 7.5) for the others"
-    )
-    assert lower_bounds(it).work_s == pytest.approx(4 * 2 / (2 / 2.5 + 1 / 7.5))
+    assert lower_bounds(it, plan).work_s == pytest.approx(4 * 2.75), "the origin; the others need 7.5"
+    assert lower_bounds(it).work_s == pytest.approx(4 * 2.5), "any of the quick sites has four of the eight visits"
+
+
+def test_each_visit_sends_two_tensors_over_the_uplink_of_its_site() -> None:
+    """The data node sends eight, the first after a forward; the last one must arrive."""
+    it, plan = one_stage_each(2, 4, 4)
+    slow = replace(it, uplink_s=(10.0, 0.0))
+    assert lower_bounds(slow, plan).work_s == pytest.approx(1.0 + 7 * 10.0 + 1.0)
+    assert lower_bounds(slow, plan).best_s <= makespan(slow, plan)
+    assert lower_bounds(slow).best_s == pytest.approx(1.0 + 7 * 10.0 + 1.0)
+
+
+def test_a_slow_uplink_sends_fewer_microbatches_over_a_near_site() -> None:
+    """The near one of two sites has time for five tensors in the time in which all could be done there."""
+    far = ((0.0, 1.0, 5.0), (1.0, 0.0, 9.0), (5.0, 9.0, 0.0))
+    sites = tuple(site(f"s{at}", memory=8) for at in range(3))
+    it = Problem(sites, far, (1, 2), 2, 8, uplink_s=(0.0, 4.0, 0.0))
+    plan = Plan(((0,), (1, 2)), ((),))
+    free, slow = lower_bounds(replace(it, uplink_s=()), plan), lower_bounds(it, plan)
+    assert slow.load_s > 1.05 * free.load_s
 
 
 def test_a_path_never_goes_straight_back_in_a_bound() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import permutations
+from itertools import count, permutations
 from typing import Any
 
 import pytest
@@ -121,6 +121,26 @@ def test_with_many_sites_estimates_lead_far() -> None:
     found = search(it, 1, seconds=0.5, deadline=600.0)
     assert violations(it, found.plan) == []
     assert found.makespan_s < 0.85 * makespan(it, random_plan(it, 1))
+
+
+def test_with_no_near_sites_circuits_lead_further() -> None:
+    """Estimates alone come to 0.55 of a random plan in that time."""
+    it = hundred(1, regions=False)
+    found = search(it, 1, seconds=0.5, deadline=600.0)
+    assert violations(it, found.plan) == []
+    assert found.makespan_s < 0.47 * makespan(it, random_plan(it, 1))
+
+
+def test_a_busy_machine_finds_the_same_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reading of the clock is 0.025 s after the one before: 100 slices take longer than was asked for."""
+    it = problem(12)
+    quiet = search(it, 1, seconds=1.0, deadline=600.0)
+    clock = count(step=0.025)
+    monkeypatch.setattr("pier_node.pipeline.planning.search.time.monotonic", lambda: next(clock))
+    busy = search(it, 1, seconds=1.0)
+    assert busy.seconds > 2.0
+    assert busy.complete
+    assert busy.plan == quiet.plan
 
 
 def test_an_annealing_that_is_late_leaves_slices_out_and_cools_down() -> None:

@@ -8,6 +8,7 @@ shortest walk over layers of sites, in compiled code.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -89,13 +90,16 @@ class Bounds:
 def lower_bounds(problem: Problem, plan: Plan | None = None) -> Bounds:
     """Bounds for all plans with this plan's assignment of sites to stages, or for all plans."""
     ground = _Ground.of(problem, plan)
-    work, memory = _work(problem, plan), _memory(ground)
+    work, memory = _work(ground, plan), _memory(ground)
     return Bounds(work, memory, _load(ground, max(work, memory)))
 
 
 @dataclass(frozen=True)
 class _Ground:
-    """The data that paths are built from. `origins`: the sites that may create microbatches; `sources` of them do."""
+    """The data that paths are built from.
+
+    `origins`: the sites that may create microbatches; `sources` of them do. `needs`: see `_needs`.
+    """
 
     problem: Problem
     busy: Floats
@@ -104,6 +108,7 @@ class _Ground:
     allowed: Bools
     origins: list[int]
     sources: int
+    needs: Floats
 
     @classmethod
     def of(cls, problem: Problem, plan: Plan | None) -> _Ground:
@@ -112,11 +117,13 @@ class _Ground:
         sites, stages, first = len(problem.sites), problem.stages, problem.stage_sizes[0]
         if plan is None:
             anywhere = np.ones((1, 1), np.bool_)
-            return cls(problem, busy, wire + wire.T, np.zeros(sites, np.int64), anywhere, [*range(sites)], first)
+            group, needs = np.zeros(sites, np.int64), _needs(problem, ())
+            return cls(problem, busy, wire + wire.T, group, anywhere, [*range(sites)], first, needs)
         group = np.full(sites, stages, np.int64)
         for site, stage in plan.stage_of().items():
             group[site] = stage
-        return cls(problem, busy, wire + wire.T, group, _steps(problem), [*plan.stages[0]], first)
+        needs = _needs(problem, plan.stages[0])
+        return cls(problem, busy, wire + wire.T, group, _steps(problem), [*plan.stages[0]], first, needs)
 
     @cached_property
     def memory(self) -> Floats:
@@ -133,8 +140,8 @@ class _Ground:
 
     @cached_property
     def times(self) -> Floats:
-        """The times at which one more microbatch fits into some origin, ascending."""
-        return np.unique(self.held[np.isfinite(self.held)])
+        """The times at which one more microbatch fits into some origin, or one more visit into a site, ascending."""
+        return np.unique([*self.held[np.isfinite(self.held)], *self.needs[np.isfinite(self.needs)]])
 
     def later(self, time: float) -> float:
         """The first of these times after one."""
@@ -144,6 +151,15 @@ class _Ground:
     def most(self, time: float) -> Floats:
         """[origins], how many microbatches each can hold in that time."""
         return np.array([np.searchsorted(row, time, side="right") for row in self.held], np.float64)
+
+    def capacity(self, time: float) -> Floats:
+        """[N], how many visits each site can do in that time."""
+        return np.asarray((self.needs <= time).sum(axis=1), np.float64)
+
+    def enough(self, sites: list[int], visits: int) -> float:
+        """The least time in which these sites can do so many visits together."""
+        times = np.sort(self.needs[sites], axis=None)
+        return float(times[visits - 1]) if visits and np.isfinite(times[visits - 1 :]).any() else 0.0
 
     def idle(self, time: float) -> Floats:
         """[origins], slot seconds of memory that each cannot use in an iteration of at least that time.
@@ -177,26 +193,38 @@ def _steps(problem: Problem) -> Bools:
     return allowed
 
 
-def _work(problem: Problem, plan: Plan | None) -> float:
-    """Time until the sites of a stage have done their microbatches, however they share them."""
-    busy = [site.forward_s + site.backward_s for site in problem.sites]
-    total = problem.microbatches
+def _work(ground: _Ground, plan: Plan | None) -> float:
+    """Time until the sites, of each stage if these are known, can have done their visits, however they share them."""
+    problem = ground.problem
     if plan is None:
-        return total * problem.path_length / sum(1 / it for it in busy)
-    own = [busy[site] + problem.sites[site].loss_s for site in plan.stages[0]]
-    later = [[busy[site] for site in sites] for sites in plan.stages[1:]]
+        return ground.enough([*range(len(problem.sites))], problem.microbatches * problem.path_length)
     visits = sum(size * (problem.path_length - 1) // (problem.stages - 1) for size in problem.wave_sizes)
-    return max(_shared(total, own), *(_shared(visits, it) for it in later))
+    later = (ground.enough([*sites], visits) for sites in plan.stages[1:])
+    return max(ground.enough([*plan.stages[0]], problem.microbatches), *later)
 
 
-def _shared(count: int, each: list[float]) -> float:
-    return count / sum(1 / seconds for seconds in each)
+def _needs(problem: Problem, data_nodes: Collection[int]) -> Floats:
+    """[N, count - 1]: the least time in which each site can do so many visits; infinite for more than memory allows.
+
+    A visit is a forward and a backward, and sends two tensors. The first leaves after a forward, each of the others
+    once the uplink is free, and the last must still arrive.
+    """
+    sites, wire = problem.sites, np.array(problem.transfer_s)
+    np.fill_diagonal(wire, np.inf)
+    needs = np.full((len(sites), problem.waves * max(site.memory for site in sites)), np.inf)
+    for index, site in enumerate(sites):
+        count = np.arange(1, problem.waves * site.memory + 1)
+        work = site.forward_s + site.backward_s + (site.loss_s if index in data_nodes else 0.0)
+        uplink = problem.uplink_s[index] if problem.uplink_s else 0.0
+        sent = site.forward_s + (2 * count - 1) * uplink + wire[index].min()
+        needs[index, : len(count)] = np.maximum(count * work, sent)
+    return needs
 
 
 def _memory(ground: _Ground) -> float:
     """Smallest time in which the memory of the data nodes can hold all microbatches, each for its cheapest path."""
     low = 0.0
-    for low in ground.times:
+    for low in np.unique(ground.held[np.isfinite(ground.held)]):
         if np.sort(ground.most(low))[-ground.sources :].sum() >= ground.problem.microbatches:
             break
     return float(low)
@@ -224,19 +252,19 @@ def _load(ground: _Ground, best: float) -> float:
 
     - A data node takes no visits, so it pays for its whole capacity.
     - Its memory cannot be full from the first moment to the last (`_Ground.idle`).
-    - It can hold only so many microbatches within a time T. Let T be a bound, and b > T the sum with the numbers that
-      fit into T. Then no plan takes from T to b, as long as no more fit. So the lesser of b and of the time at which
-      one more fits is a bound.
+    - It can hold only so many microbatches within a time T, and a site can compute and send only so many visits. Let T
+      be a bound, and b > T the sum with the numbers that fit into T. Then no plan takes from T to b, as long as no more
+      fit. So the lesser of b and of the time at which one more fits is a bound.
 
     Prices and weights ascend to the best bound.
     """
-    capacity = ground.memory * ground.problem.waves
-    prices, weights = np.zeros(len(capacity)), _even_weights(ground)
+    prices, weights = np.zeros(len(ground.memory)), _even_weights(ground)
     origins, reach = ground.origins, 0.0
     for turn in range(ROUNDS):
         factor = (weights / ground.memory)[origins]
         cost, walks = _priced(ground, prices, factor)
         while True:
+            capacity = ground.capacity(best)
             fixed = capacity[origins] * prices[origins] + factor * ground.idle(best)
             value, counts, chosen = _shared_out(cost, ground.most(best), fixed, ground)
             value -= float(prices @ capacity)

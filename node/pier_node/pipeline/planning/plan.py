@@ -223,7 +223,7 @@ def _drawn_orders(problem: Problem, size: int, dice: random.Random) -> list[list
     left[1:] = later
     orders = []
     for _ in range(size):
-        order = _fullest(left, problem.path_length, problem.rules.max_jump, dice)
+        order = fullest(left, problem.path_length, problem.rules.max_jump, dice)
         if order is None:
             return None
         for stage in order:
@@ -232,7 +232,7 @@ def _drawn_orders(problem: Problem, size: int, dice: random.Random) -> list[list
     return orders if not any(left) else None
 
 
-def _fullest(left: list[int], length: int, jump: int, dice: random.Random) -> list[int] | None:
+def fullest(left: list[int], length: int, jump: int, dice: random.Random) -> list[int] | None:
     """The ascending stages with the largest sum of visits left; stages without visits left are not used."""
     weight = [dice.random() / len(left) + 4.0 ** min(count, 20) for count in left]
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [0])}

@@ -6,7 +6,7 @@ in one wave take if nothing waits. An estimate takes some hundredths of the time
 A change (pipeline/planning/moves.py) that lengthens paths seldom helps, so most of these are not simulated. The
 acceptance of the others is drawn before they are simulated, as a limit on their cost. A simulation that is certain to
 exceed the limit stops early, and most do. Work is counted in steps. So a seed gives the same plan on every machine that
-keeps up with the deadline.
+is not so slow that the deadline cuts the search.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pier_node.base.errors import PierError
+from pier_node.pipeline.planning.circuits import circuits
 from pier_node.pipeline.planning.moves import (
     Dice,
     Ground,
@@ -342,9 +343,15 @@ ESTIMATES = Phase(0.25, 0.02, 0.0003, 0.3, estimates=True)
 TIED_FIRST = (ESTIMATES, Phase(0.37, 0.002, 0.0003, 0.05, tied=True), Phase(0.38, 0.001, 0.0002, 0.05))
 FREE = (ESTIMATES, Phase(0.75, 0.008, 0.0004, 0.2))
 PATHS_ONLY = (Phase(1.0, 0.006, 0.0005, 0.0),)
+FROM_CIRCUITS = (Phase(1.0, 0.0002, 0.0001, 0.05),)
 FEW_SITES, MANY_SITES, STAGES_STAY = (TIED_FIRST, FREE), (TIED_FIRST, TIED_FIRST), (PATHS_ONLY, PATHS_ONLY)
-"""The phases of each thread. To begin with repeating waves is better with many sites, from MANY on."""
+WITH_CIRCUITS = (FROM_CIRCUITS, TIED_FIRST)
+"""The phases of each thread. Repeating waves, or circuits, are a better beginning with many sites, from MANY on."""
 MANY = 50
+FORMING, CIRCUIT_COST = 0.2, 7.5
+"""Part of the search's seconds in which circuits are formed besides, and the work of such a step for each site."""
+PATIENCE = 3
+"""How many times slower than an ordinary machine one may be before the search is cut short."""
 
 
 @dataclass(frozen=True)
@@ -372,23 +379,28 @@ def search(
     told: Progress | None = None,
     deadline: float | None = None,
 ) -> Found:
-    """The best plan that can be found in that many seconds.
+    """The best plan that can be found with the work that an ordinary machine does in that many seconds.
 
     Args:
-        seconds: sets the number of steps, as many as fit on an ordinary machine.
+        seconds: sets the number of steps, and nothing else: a seed gives the same plan on a busy machine.
         current: a valid plan whose sites keep their stages: only its paths are improved; None: start from anywhere.
         told: called from time to time, in the caller's thread.
-        deadline: seconds after which the search ends on a slow machine; None: `seconds`.
+        deadline: seconds after which the search ends nevertheless; None: PATIENCE times `seconds`.
 
     Raises:
         PierError: no plan is valid, or no replicas are close enough to each other.
     """
     began = time.monotonic()
-    ways = STAGES_STAY if current else MANY_SITES if len(problem.sites) >= MANY else FEW_SITES
-    seeds = [seed * len(ways) + it for it in range(len(ways))]
-    chains = [Chain.of(problem, current, it) if current else Chain.anywhere(problem, it) for it in seeds]
+    first = None if current else _circuits(problem, seed, seconds)
+    many = MANY_SITES if len(problem.sites) >= MANY else FEW_SITES
+    ways = STAGES_STAY if current else WITH_CIRCUITS if first else many
+    seeds, starts = [seed * len(ways) + it for it in range(len(ways))], (current or first, current)
+    chains = [
+        Chain.of(problem, start, it) if start else Chain.anywhere(problem, it)
+        for it, start in zip(seeds, starts, strict=True)
+    ]
     courses = [[*_courses(problem, way, seconds)] for way in ways]
-    complete = _run(chains, courses, deadline or seconds, told)
+    complete = _run(chains, courses, deadline or PATIENCE * seconds, told)
     plan = min(chains, key=lambda it: (it.cost_s, it.best.cost[0])).plan
     cap, worst = problem.max_intra_s, worst_intra(problem.transfer_s, plan)
     if cap is not None and worst > cap:
@@ -398,6 +410,13 @@ def search(
         )
     simulated, took = sum(it.simulated for it in chains), time.monotonic() - began
     return Found(plan, makespan(problem, plan), sync_seconds(problem, plan), simulated, took, complete)
+
+
+def _circuits(problem: Problem, seed: int, seconds: float) -> Plan | None:
+    """A first plan for many sites; none if replicas shall be near each other, because circuits take no heed of that."""
+    if len(problem.sites) < MANY or problem.gradient_s or problem.max_intra_s is not None:
+        return None
+    return circuits(problem, seed, max(LEAST, int(seconds * FORMING * SPEED / CIRCUIT_COST / len(problem.sites))))
 
 
 def _courses(problem: Problem, way: Sequence[Phase], seconds: float) -> Iterator[Course]:

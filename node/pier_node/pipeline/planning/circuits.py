@@ -1,0 +1,264 @@
+"""A first plan of circuits: groups of sites, one for each stage of a path, whose microbatches keep to themselves.
+
+A site of a circuit sends to one site and receives from one, so few links matter, and all can be fast; and microbatches
+seldom wait. An annealing forms circuits, by the time that they need for all microbatches. Each then gets as many as it
+can do in that time, and a second annealing exchanges these, and the stages of circuits, until all stages have almost
+equal load in every wave. Single microbatches make up for what is missing: they leave their circuit for one visit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pier_node.pipeline.planning.moves import Dice, below, dice, laws, uniform
+from pier_node.pipeline.planning.plan import Path, Plan, fullest
+from pier_node.pipeline.planning.problem import Problem
+from pier_node.pipeline.planning.simulator import Ints, compiled
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+HOT, COLD = 0.01, 0.0001
+"""First and last temperature of the first annealing, as fractions of the iteration."""
+EXCHANGES = 300_000
+"""Steps of the second."""
+OTHER_STAGE = 0.2
+"""Probability that a step of the second changes a stage of a circuit."""
+TURN, DELAY, PLACES = range(3)
+"""Rows of `figures`, whose columns are the circuits: seconds of a path, by how much the last microbatch follows the
+first one because of the slowest site, and microbatches in flight.
+"""
+
+
+def circuits(problem: Problem, seed: int, steps: int) -> Plan | None:
+    """A plan that is valid except for `max_intra_s`; None if none was found. `steps`: of the first annealing."""
+    dealt, random_numbers, length = random.Random(seed), dice(seed), problem.path_length
+    visits = _visits(problem, dealt)
+    figures = np.zeros((3, len(visits)))
+    order = np.array(dealt.sample(range(len(problem.sites)), len(problem.sites)), np.int64)
+    busy = np.array([site.forward_s + site.backward_s for site in problem.sites])
+    sites = np.array([(site.loss_s, own, site.memory) for site, own in zip(problem.sites, busy, strict=True)]).T
+    wire = np.array(problem.transfer_s)
+    size = np.array([length, problem.waves, problem.microbatches], np.int64)
+    time = gather(wire + wire.T + busy[:, None], sites, order, size, figures, steps, random_numbers)
+    if not np.isfinite(time):
+        return None
+    places = figures[PLACES].astype(np.int64)
+    turns = np.floor((time - figures[DELAY]) / figures[TURN] + ALMOST).astype(np.int64)
+    most = places * np.clip(turns, 0, problem.waves)
+    counts, rules = _shared_out(problem.wave_sizes, places, most), laws(problem)
+    stage_sizes = np.array(problem.stage_sizes, np.int64)
+    limits = np.stack([places, most])
+    balance(visits, counts, limits, np.stack([rules.least, rules.most]), stage_sizes, rules.rules[-1:], random_numbers)
+    stages: list[list[int]] = [[] for _ in stage_sizes]
+    paths = [tuple(row) for row in order[: len(visits) * length].reshape(-1, length).tolist()]
+    for path, row in zip(paths, visits, strict=True):
+        for site, stage in zip(path, np.flatnonzero(row), strict=True):
+            stages[stage].append(site)
+    rest = order[len(visits) * length :].tolist()
+    for own, count in zip(stages, problem.stage_sizes, strict=True):
+        while len(own) < count:
+            own.append(rest.pop())
+    waves = []
+    for row in counts.tolist():
+        wave = [path for path, count in zip(paths, row, strict=True) for _ in range(count)]
+        if not _even_out(problem, stages, wire + wire.T + busy, wave):
+            return None
+        waves.append(tuple(wave))
+    return Plan(tuple(tuple(sorted(own)) for own in stages), tuple(waves))
+
+
+ALMOST = 1e-9
+"""Against rounding."""
+
+
+def _visits(problem: Problem, dealt: random.Random) -> Bools:
+    """[G, S]: the stages of as many circuits as the stages have sites for."""
+    left, found = [*problem.stage_sizes], []
+    while left[0] and (order := fullest(left, problem.path_length, problem.rules.max_jump, dealt)):
+        found.append([stage in order for stage in range(problem.stages)])
+        for stage in order:
+            left[stage] -= 1
+    return np.array(found, np.bool_).reshape(-1, problem.stages)
+
+
+def _shared_out(wave_sizes: tuple[int, ...], places: Ints, most: Ints) -> Ints:
+    """[W, G]: microbatches of each circuit, first of those that have most turns left."""
+    counts = np.zeros((len(wave_sizes), len(places)), np.int64)
+    for own, size in zip(counts, wave_sizes, strict=True):
+        for _ in range(size):
+            left = (most - counts.sum(axis=0)) / places
+            own[np.argmax(np.where(own < places, left, -np.inf))] += 1
+    return counts
+
+
+@compiled
+def gather(hop: Floats, sites: Floats, order: Ints, size: Ints, figures: Floats, steps: int, dice: Dice) -> float:
+    """Anneal which sites form circuits: the first L sites of `order` the first one, and so on; the last ones none.
+
+    Returns the time that the circuits need, infinite if all their memory does not suffice.
+
+    Args:
+        hop: [N, N], seconds of a visit and of the way to the next site and back.
+        sites: [3, N]: seconds of the loss and of a visit, and memory.
+        size: L, W, and the number of microbatches.
+    """
+    groups = figures.shape[1]
+    for group in range(groups):
+        _measure(hop, sites, order, size[0], figures, group)
+    now, trial = _needed(figures, size[1], size[2])[1], figures.copy()
+    start = now
+    for step in range(steps):
+        i, j = below(dice, len(order)), below(dice, len(order))
+        order[i], order[j] = order[j], order[i]
+        trial[:] = figures
+        for place in (i, j):
+            if place // size[0] < groups:
+                _measure(hop, sites, order, size[0], trial, place // size[0])
+        after = _needed(trial, size[1], size[2])[1]
+        if after <= now - start * HOT * (COLD / HOT) ** (step / steps) * np.log(1.0 - uniform(dice)):
+            now = after
+            figures[:] = trial
+        else:
+            order[i], order[j] = order[j], order[i]
+    return float(_needed(figures, size[1], size[2])[0])
+
+
+@compiled
+def _measure(hop: Floats, sites: Floats, order: Ints, length: int, figures: Floats, group: int) -> None:
+    first = group * length
+    turn, slowest, places = sites[0, order[first]], 0.0, np.inf
+    for index in range(length):
+        site = order[first + index]
+        turn += hop[site, order[first + (index + 1) % length]]
+        slowest, places = max(slowest, sites[1, site]), min(places, sites[2, site])
+    figures[TURN, group], figures[DELAY, group], figures[PLACES, group] = turn, slowest * (places - 1), places
+
+
+@compiled
+def _needed(figures: Floats, waves: int, microbatches: int) -> tuple[float, float]:
+    """The time that circuits need with whole turns; and its mean with the time that they would with parts of turns."""
+    rate, late = 0.0, 0.0
+    for group in range(figures.shape[1]):
+        rate += figures[PLACES, group] / figures[TURN, group]
+        late += figures[PLACES, group] / figures[TURN, group] * figures[DELAY, group]
+    smooth = time = (microbatches + late) / rate if rate > 0 else np.inf
+    while time < np.inf:
+        done, after = 0.0, np.inf
+        for group in range(figures.shape[1]):
+            turns = max(0, int((time - figures[DELAY, group]) / figures[TURN, group] + ALMOST))
+            if turns < waves:
+                after = min(after, (turns + 1) * figures[TURN, group] + figures[DELAY, group])
+            done += min(turns, waves) * figures[PLACES, group]
+        if done >= microbatches:
+            break
+        time = after
+    return time, (time + smooth) / 2
+
+
+@compiled
+def balance(visits: Bools, counts: Ints, limits: Ints, loads: Ints, sizes: Ints, jump: Ints, dice: Dice) -> None:
+    """Anneal the stages and the microbatches of circuits, until each stage's load is right in each wave, or nearly so.
+
+    Args:
+        visits: [G, S]; counts: [W, G]; limits: [2, G], microbatches in a wave and in all.
+        loads: [2, W, S], the least and the most of each stage in each wave.
+    """
+    waves, groups = counts.shape
+    stages, held, total = visits.shape[1], visits.sum(axis=0), counts.sum(axis=0)
+    load = np.zeros((waves, stages), np.int64)
+    for wave in range(waves):
+        for group in range(groups):
+            load[wave] += visits[group] * counts[wave, group]
+    for step in range(EXCHANGES):
+        allowed = -0.5 * (1 - step / EXCHANGES) * np.log(1.0 - uniform(dice))
+        if uniform(dice) < OTHER_STAGE:
+            group, a, b = below(dice, groups), 1 + below(dice, stages - 1), 1 + below(dice, stages - 1)
+            if not visits[group, a] or visits[group, b] or held[b] == sizes[b]:
+                continue
+            visits[group, a], visits[group, b] = False, True
+            worse = 0
+            for wave in range(waves):
+                count = counts[wave, group]
+                worse += _moved(load, loads, wave, a, -count) + _moved(load, loads, wave, b, count)
+            if worse > allowed or not _in_reach(visits[group], jump[0]):
+                visits[group, a], visits[group, b] = True, False
+                continue
+            load[:, a] -= counts[:, group]
+            load[:, b] += counts[:, group]
+            held[a], held[b] = held[a] - 1, held[b] + 1
+        else:
+            wave, a, b = below(dice, waves), below(dice, groups), below(dice, groups)
+            if a == b or not counts[wave, a] or counts[wave, b] >= limits[0, b] or total[b] >= limits[1, b]:
+                continue
+            worse = 0
+            for stage in range(stages):
+                worse += _moved(load, loads, wave, stage, int(visits[b, stage]) - int(visits[a, stage]))
+            if worse > allowed:
+                continue
+            for stage in range(stages):
+                load[wave, stage] += int(visits[b, stage]) - int(visits[a, stage])
+            counts[wave, a], counts[wave, b] = counts[wave, a] - 1, counts[wave, b] + 1
+            total[a], total[b] = total[a] - 1, total[b] + 1
+
+
+@compiled
+def _moved(load: Ints, loads: Ints, wave: int, stage: int, change: int) -> int:
+    """By how much a stage's load is further off if it changes."""
+    before, least, most = load[wave, stage], loads[0, wave, stage], loads[1, wave, stage]
+    after = before + change
+    return int(max(0, after - most, least - after) - max(0, before - most, least - before))
+
+
+@compiled
+def _in_reach(visits: Bools, jump: int) -> bool:
+    before, near = 0, True
+    for stage in range(len(visits)):
+        if visits[stage]:
+            near &= stage - before <= jump
+            before = stage
+    return near
+
+
+def _even_out(problem: Problem, stages: list[list[int]], hop: Floats, wave: list[Path]) -> bool:
+    """Make the loads of the stages after the first equal within one; or return False."""
+    stage_of = {site: stage for stage, sites in enumerate(stages) for site in sites}
+    load = Counter(site for path in wave for site in path)
+    while True:
+        visits = [sum(load[site] for site in sites) for sites in stages]
+        fullest, emptiest = int(np.argmax(visits[1:])) + 1, int(np.argmin(visits[1:])) + 1
+        if visits[fullest] - visits[emptiest] <= 1:
+            return True
+        free = [site for site in stages[emptiest] if load[site] < problem.sites[site].memory]
+        found = min(_detours(problem, stage_of, hop, wave, (fullest, free)), default=None)
+        if found is None:
+            return False
+        _, row, path = found
+        load.subtract(wave[row])
+        load.update(path)
+        wave[row] = path
+
+
+def _detours(
+    problem: Problem, stage_of: dict[int, int], hop: Floats, wave: list[Path], change: tuple[int, list[int]]
+) -> Iterator[tuple[float, int, Path]]:
+    """Paths that visit one of some sites instead of a stage: how much longer they are, their row, and they."""
+    stage, free = change
+    for row, path in enumerate(wave):
+        kept = [site for site in path if stage_of[site] != stage]
+        if len(kept) == len(path) or not free or stage_of[free[0]] in (stage_of[site] for site in kept):
+            continue
+        for site in free:
+            longer = tuple(sorted([*kept, site], key=stage_of.__getitem__))
+            if all(stage_of[b] - stage_of[a] <= problem.rules.max_jump for a, b in pairwise(longer)):
+                yield _time(hop, longer) - _time(hop, path), row, longer
+
+
+def _time(hop: Floats, path: Path) -> float:
+    return sum(float(hop[a, b]) for a, b in pairwise([*path, path[0]]))
