@@ -1,7 +1,7 @@
 """How good are Pier's plans for SkipPipe, and how long do they take to find, compared with the reference's and the
 best known?
 
-    python -m bench.paths [--quick] [--json FILE] [--only NAME] [--hundred SECONDS]
+    python -m bench.paths [--quick] [--json FILE] [--only NAME] [--hundred SECONDS [--network N ...]]
 
 Every instance of paths_instances.py: the lower bound for any assignment of sites to stages; a joint search without and
 with the swaps that the instance allows; one whose replicas are no further apart than in the reference's assignment; a
@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -112,8 +113,8 @@ def table(results: list[Result]) -> Table:
     return shown
 
 
-def far(seconds: float, seed: int) -> Table:
-    """Plans for 100 sites: of three networks whose sites are in regions, and of three where no site is near another."""
+def far(seconds: float, seed: int, networks: Sequence[int]) -> Table:
+    """Plans for 100 sites, of networks whose sites are in regions, and of as many where no site is near another."""
     shown = Table(title="100 sites, s", title_justify="left", box=None)
     for name in (
         "network",
@@ -128,7 +129,7 @@ def far(seconds: float, seed: int) -> Table:
     ):
         shown.add_column(name, justify="left" if name == "network" else "right")
     for name, regions in (("regions", True), ("anywhere", False)):
-        for number in (1, 2, 3):
+        for number in networks:
             it = hundred(number, regions)
             began = time.process_time()
             found = search(it, seed, seconds, deadline=math.inf)
@@ -148,12 +149,20 @@ def far(seconds: float, seed: int) -> Table:
 @click.option("--only", multiple=True, help="The instance of this name; may be repeated.")
 @click.option("--seed", default=1, show_default=True, help="Of the searches.")
 @click.option("--hundred", "seconds", type=float, help="100 sites, with this many seconds for a search.")
-def main(quick: bool, json_file: Path | None, only: tuple[str, ...], seed: int, seconds: float | None) -> None:
+@click.option("--network", "networks", multiple=True, default=(1, 2, 3), help="Of 100 sites; may be repeated.")
+def main(
+    quick: bool,
+    json_file: Path | None,
+    only: tuple[str, ...],
+    seed: int,
+    seconds: float | None,
+    networks: tuple[int, ...],
+) -> None:
     """Plan all, and print the table."""
     console, results = Console(), []
     compiling = one(instances()[0].in_order, seed, QUICK)
     if seconds is not None:
-        console.print(far(seconds, seed))
+        console.print(far(seconds, seed, networks))
         return
     with console.status(f"compiled in {compiling.cpu_s:.0f} s"):
         for it in instances():

@@ -93,7 +93,7 @@ def paths() -> None:
     help="full: paths run through all stages; skip: planned paths leave out some; random: random paths leave out some. "
     "[default: the run's policy; skip with --problem]",
 )
-@click.option("--seconds", type=Finite(0.1, 3600), default=10.0, show_default=True, help="Time of each search.")
+@click.option("--seconds", type=Finite(0.1, 3600), default=10.0, show_default=True, help="Work of each search.")
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="The same seed gives the same plan.")
 @click.option(
     "--svg",

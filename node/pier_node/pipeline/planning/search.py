@@ -320,7 +320,7 @@ SPEED, FIXED_COST, ESTIMATE_COST = 0.4e9, 40, 2.75
 """Work of a thread per second: a task of a simulation costs FIXED_COST and half the number of sites; in an estimate it
 costs ESTIMATE_COST.
 """
-SPARE = 5
+SPARE = 20
 """Slices by which a search may be late before it leaves any out."""
 LEAST = 2000
 Progress = Callable[[float, float], None]
