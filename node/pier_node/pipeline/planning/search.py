@@ -345,7 +345,7 @@ FREE = (ESTIMATES, Phase(0.75, 0.008, 0.0004, 0.2))
 PATHS_ONLY = (Phase(1.0, 0.006, 0.0005, 0.0),)
 FROM_CIRCUITS = (Phase(1.0, 0.0002, 0.0001, 0.05),)
 FEW_SITES, MANY_SITES, STAGES_STAY = (TIED_FIRST, FREE), (TIED_FIRST, TIED_FIRST), (PATHS_ONLY, PATHS_ONLY)
-WITH_CIRCUITS = (FROM_CIRCUITS, TIED_FIRST)
+WITH_CIRCUITS = (FROM_CIRCUITS, FROM_CIRCUITS)
 """The phases of each thread. Repeating waves, or circuits, are a better beginning with many sites, from MANY on."""
 MANY = 50
 FORMING, CIRCUIT_COST = 0.2, 7.5
@@ -391,10 +391,10 @@ def search(
         PierError: no plan is valid, or no replicas are close enough to each other.
     """
     began = time.monotonic()
-    first = None if current else _circuits(problem, seed, seconds)
-    many = MANY_SITES if len(problem.sites) >= MANY else FEW_SITES
-    ways = STAGES_STAY if current else WITH_CIRCUITS if first else many
-    seeds, starts = [seed * len(ways) + it for it in range(len(ways))], (current or first, current)
+    many = len(problem.sites) >= MANY
+    seeds = [seed * 2, seed * 2 + 1]
+    starts = [current or (_circuits(problem, it, seconds) if many else None) for it in seeds]
+    ways = STAGES_STAY if current else WITH_CIRCUITS if all(starts) else MANY_SITES if many else FEW_SITES
     chains = [
         Chain.of(problem, start, it) if start else Chain.anywhere(problem, it)
         for it, start in zip(seeds, starts, strict=True)
@@ -413,8 +413,8 @@ def search(
 
 
 def _circuits(problem: Problem, seed: int, seconds: float) -> Plan | None:
-    """A first plan for many sites; none if replicas shall be near each other, because circuits take no heed of that."""
-    if len(problem.sites) < MANY or problem.gradient_s or problem.max_intra_s is not None:
+    """A plan to begin with; none if replicas shall be near each other, because circuits take no heed of that."""
+    if problem.gradient_s or problem.max_intra_s is not None:
         return None
     return circuits(problem, seed, max(LEAST, int(seconds * FORMING * SPEED / CIRCUIT_COST / len(problem.sites))))
 
