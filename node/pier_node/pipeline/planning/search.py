@@ -350,6 +350,10 @@ WITH_CIRCUITS = (FROM_CIRCUITS, FROM_CIRCUITS)
 MANY = 50
 FORMING, CIRCUIT_COST = 0.2, 7.5
 """Part of the search's seconds in which circuits are formed besides, and the work of such a step for each site."""
+FORMATIONS, TRIAL = 5, 0.05
+"""How many times circuits are formed, because chance matters; and the part of the seconds for which each are improved,
+to choose among them.
+"""
 PATIENCE = 3
 """How many times slower than an ordinary machine one may be before the search is cut short."""
 
@@ -416,7 +420,14 @@ def _circuits(problem: Problem, seed: int, seconds: float) -> Plan | None:
     """A plan to begin with; none if replicas shall be near each other, because circuits take no heed of that."""
     if problem.gradient_s or problem.max_intra_s is not None:
         return None
-    return circuits(problem, seed, max(LEAST, int(seconds * FORMING * SPEED / CIRCUIT_COST / len(problem.sites))))
+    steps = int(seconds * FORMING * SPEED / CIRCUIT_COST / len(problem.sites) / FORMATIONS)
+    tried = []
+    for turn in range(FORMATIONS):
+        if plan := circuits(problem, seed * FORMATIONS + turn, max(LEAST, steps)):
+            tried.append(Chain.of(problem, plan, seed))
+            for course in _courses(problem, FROM_CIRCUITS, seconds * TRIAL):
+                tried[-1].run(course)
+    return min(tried, key=lambda it: it.best.cost[0]).plan if tried else None
 
 
 def _courses(problem: Problem, way: Sequence[Phase], seconds: float) -> Iterator[Course]:
