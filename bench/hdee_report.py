@@ -17,7 +17,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from bench.hdee_setting import BASE, SIZES, Arms, modes
-from bench.hdee_train import SEED_MODEL, cell_of, sheets
+from bench.hdee_train import cell_of, sheets, standing
 from pier_coordinator.experts.difficulty import steadiness
 from pier_node.experts.comparison import gather, losses
 from pier_node.experts.mixture import Array
@@ -96,9 +96,7 @@ def report(
         sizes: for each seed the cells of the permuted domains, by domain and size; none: they are not there.
     """
     mixed = {arm: _stacked([mixture_of(each) for each in seeds]) for arm, seeds in ensembles.items()}
-    own = {
-        arm: _stacked([_own(_members(each)) for each in seeds]) for arm, seeds in ensembles.items() if arm in modes()
-    }
+    own = {arm: _stacked([_own(each) for each in seeds]) for arm, seeds in ensembles.items() if arm in modes()}
     return {
         "setting": asdict(arms.setting),
         "torch": torch.__version__,
@@ -181,20 +179,16 @@ def _difficulty(arms: Arms) -> dict[str, Any]:
     }
 
 
-def _members(trained: Mapping[str, Path]) -> dict[str, Path]:
-    """The cell of each domain; the seed model's for an expert that was refused."""
-    return {name: place if cell_of(place).accepted else place.with_name(SEED_MODEL) for name, place in trained.items()}
-
-
 def mixture_of(trained: Mapping[str, Path]) -> dict[str, Array]:
-    """By domain, bits per byte of each row, [rows]; the seed model stands in for experts that were refused."""
-    found = gather(sheets(_members(trained)))
+    """By domain, bits per byte of each row, [rows]; parents stand in for refused experts, a chain's last for all."""
+    followed = {cell_of(place).after for place in trained.values()}
+    found = gather(sheets({name: standing(place) for name, place in trained.items() if place.name not in followed}))
     return {domain: _bits(losses(scored)[0][METHOD], scored.test.shape[2]) for domain, scored in found.items()}
 
 
-def _own(places: Mapping[str, Path]) -> dict[str, Array]:
+def _own(trained: Mapping[str, Path]) -> dict[str, Array]:
     """The same, of the domain's own expert alone."""
-    return {domain: _of_cell(place, domain) for domain, place in places.items()}
+    return {domain: _of_cell(standing(place), domain) for domain, place in trained.items()}
 
 
 def _of_cell(place: Path, domain: str) -> Array:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from pier_coordinator.experts.plan import Plan, accepted
 from pier_coordinator.experts.recipe import MODES
 from pier_coordinator.experts.task import MIDDLE
 from pier_node.config.run import RunConfig
-from pier_node.experts.config import DomainSection, ExpertsConfig
+from pier_node.experts.config import Difficulty, DomainSection, ExpertsConfig
 from pier_node.experts.job import ExpertJob
 from pier_node.trainer.data.sources import FAMILIES
 
@@ -37,6 +37,18 @@ INSTALLED = {
 }
 """More domains, in files of packages that the tests and docs need: C++, JavaScript, tables, Python, SVG."""
 
+BY_HAND: dict[str, Difficulty] = {
+    "topics": "hard",
+    "docstrings": "hard",
+    "network": "medium",
+    "formats": "easy",
+    "concurrency": "medium",
+    "numbers": "medium",
+    "encodings": "easy",
+    "tools": "medium",
+}
+"""Classes as a person would set them by the kind of text: prose, code, and tables and readers of file formats."""
+
 
 def section(name: str) -> DomainSection:
     """Where the text of a domain is."""
@@ -54,11 +66,15 @@ class Setting:
         excluded: domains on which no model is trained.
         dense_share: part of the experts' compute that dense models get.
         private: those of `domains` that only their own experts are trained on, not the seed model and no dense one.
+        by_hand: classes of difficulty; of domains without one they are estimated.
+        chain: one expert for each class, which goes through its domains.
     """
 
     domains: tuple[str, ...] = FAMILIES
     excluded: tuple[str, ...] = (*INSTALLED,)
     private: tuple[str, ...] = ()
+    by_hand: Mapping[str, Difficulty] = field(default_factory=dict)
+    chain: bool = False
     dense_share: float = 1.0
     dim: int = 64
     layers: int = 3
@@ -99,6 +115,10 @@ class Setting:
     def experts(self, seed: int = 1) -> ExpertsConfig:
         """What the planner is asked: three unequal sites, which decide who trains what and not what is trained."""
         wanted = {key: getattr(self, key) for key in ("sizes", "steps", "batch_size", "lr", "warmup_steps")}
+        if self.by_hand:
+            wanted |= {"difficulty": dict(self.by_hand), "heterogeneity": BASE}  # `auto` refuses classes
+        if self.chain:
+            wanted |= {"lineage": "chain", "heterogeneity": BASE}
         return ExpertsConfig.model_validate(
             {
                 "experts": {**wanted, "min_lr": self.lr / 10, "seed": seed},
@@ -124,7 +144,7 @@ class Arms:
         return plan
 
     def jobs(self, mode: str, seed: int) -> dict[str, ExpertJob]:
-        """The experts of a mode, by domain."""
+        """The experts of a mode, by domain; those of a chain in its order."""
         planning, config = self.planning, self.setting.experts(seed)
         made = accepted(config, planning.task, self.plan(mode), planning.sites, planning.digests)
         return {each.job.domain.name: each.job for each in made.jobs}

@@ -22,7 +22,7 @@ from torch import Tensor
 from bench.hdee_setting import SIZES, Arms, Setting, section
 from pier_node.config.run import ModelSection, RunConfig
 from pier_node.experts.domains import HeldOut, judging, read_held_out, rows_of
-from pier_node.experts.job import ExpertJob
+from pier_node.experts.job import SEED, ExpertJob
 from pier_node.experts.scoring import log_probs, spread
 from pier_node.experts.sheet import ENDING, Rows, Sheet, Subject, load_sheet, row_hashes
 from pier_node.experts.trainer import Verdict, judged
@@ -31,7 +31,7 @@ from pier_node.trainer.data.corpus import Corpus, Windows, open_corpus
 from pier_node.trainer.data.sources import Split
 from pier_node.trainer.model.cost import flops_per_token
 from pier_node.trainer.model.evaluate import Losses, row_losses
-from pier_node.trainer.model.export import export
+from pier_node.trainer.model.export import export, import_weights
 from pier_node.trainer.model.initial import initial_weights, widened
 from pier_node.trainer.replica import Replica
 
@@ -45,7 +45,11 @@ class MissingError(Exception):
 
 
 class Cell(BaseModel):
-    """What was trained, in executed steps, tokens and FLOPs, and CPU seconds; the gate's verdict if it is an expert."""
+    """What was trained, in executed steps, tokens and FLOPs, and CPU seconds; the gate's verdict if it is an expert.
+
+    Attributes:
+        after: the name of the cell before it in a chain.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -58,6 +62,7 @@ class Cell(BaseModel):
     accepted: bool = True
     loss: float = 0.0
     parent_loss: float = 0.0
+    after: str = ""
 
 
 class Texts:
@@ -148,15 +153,25 @@ class Shop:
             file.with_suffix(".new").rename(file)
         return Model(self._run.model, load_file(file)["weights"])
 
-    def expert(self, job: ExpertJob) -> Path:
-        """The cell of an expert."""
-        place = self._folder / job.name(self.parent.name, self._run)
+    def experts(self, jobs: Mapping[str, ExpertJob]) -> dict[str, Path]:
+        """The cell of each of these, by domain; in a chain each branches from the one before it, or what stands in."""
+        places, numbers = dict[str, Path](), {job.number: domain for domain, job in jobs.items()}
+        for domain, job in jobs.items():
+            places[domain] = self.expert(job, None if job.after == SEED else places[numbers[job.after]])
+        return places
+
+    def expert(self, job: ExpertJob, after: Path | None = None) -> Path:
+        """The cell of an expert; `after` is the one before it in a chain."""
+        parent = self.parent if after is None else model_of(standing(after))
+        place = self._folder / job.name(parent.name, self._run)
         if self._is_missing(place):
             config, began = job.run(self._run), time.process_time()
             windows = self._texts.windows(job.domain.name, job.seed, job.domain_hash)
-            made = train(config, self._widened(config, job.seed), [windows], job.batch_size)
+            start = widened(parent.config, config.model, parent.flat, job.seed)
+            made = train(config, start, [windows], job.batch_size)
             spent = time.process_time() - began
-            self._keep(place, made, self._cell(config, job.domain.name, job.size, spent, self._judged(job, made)))
+            cell = self._cell(config, job.domain.name, job.size, spent, self._judged(job, made, parent))
+            self._keep(place, made, cell.model_copy(update={"after": after.name} if after else {}))
         return place
 
     def seed_model(self) -> Path:
@@ -175,7 +190,8 @@ class Shop:
             kind = self._arms.setting.experts(self._seed).sized()[SIZES.index(size)]
             changed = {"steps": self._arms.dense_steps(size), "size": size, "ffn_dim": kind.ffn_dim}
             config = first.model_copy(update=changed).run(self._run)
-            made = self._mixed(config, self._widened(config, self._seed), "dense")
+            start = widened(self.parent.config, config.model, self.parent.flat, self._seed)
+            made = self._mixed(config, start, "dense")
             self._keep(place, made, self._cell(config, "dense", size, time.process_time() - began))
         return place
 
@@ -184,9 +200,6 @@ class Shop:
             raise MissingError(place)
         return not place.exists()
 
-    def _widened(self, config: RunConfig, seed: int) -> Tensor:
-        return widened(self.parent.config, config.model, self.parent.flat, seed)
-
     def _mixed(self, config: RunConfig, flat: Tensor, node: str) -> Model:
         """Trained on all domains that are not private, as many rows of each at every step."""
         sources = [self._texts.windows(name, self._seed, f"{node} {name}") for name in self._arms.setting.shared]
@@ -194,9 +207,9 @@ class Shop:
         assert not left, "a step has as many rows of each domain"
         return train(config, flat, sources, rows)
 
-    def _judged(self, job: ExpertJob, made: Model) -> Verdict:
+    def _judged(self, job: ExpertJob, made: Model, parent: Model) -> Verdict:
         rows = judging(self._texts.held_out[job.domain.name], self._run.model.context)
-        return judged(made.rated(rows), self.parent.rated(rows))
+        return judged(made.rated(rows), parent.rated(rows))
 
     def _cell(self, config: RunConfig, domain: str, size: str, spent: float, verdict: Verdict | None = None) -> Cell:
         inner = config.inner
@@ -224,6 +237,17 @@ def sheets(places: Mapping[str, Path]) -> list[Sheet]:
     """The sheets of an ensemble, cell by cell; one that stands in for several domains comes once."""
     cells = dict.fromkeys(places.values())
     return [load_sheet(path) for place in cells for path in sorted(place.glob(f"*{ENDING}"))]
+
+
+def standing(place: Path) -> Path:
+    """The cell of an expert, or if it was refused that of its parent, which stands in for it."""
+    cell = cell_of(place)
+    return place if cell.accepted else standing(place.with_name(cell.after or SEED_MODEL))
+
+
+def model_of(place: Path) -> Model:
+    """The model of a cell."""
+    return Model(*import_weights(place / MODEL))
 
 
 def cell_of(place: Path) -> Cell:

@@ -13,8 +13,9 @@ import torch
 from click.testing import CliRunner
 
 from bench import hdee, hdee_sizes
+from bench.hdee_report import mixture_of
 from bench.hdee_setting import BASE, DENSE, Arms, Setting, every_arm, modes
-from bench.hdee_train import MissingError, Shop, Texts, cell_of, sheets
+from bench.hdee_train import CELL, MissingError, Shop, Texts, cell_of, model_of, sheets, standing
 from pier_node.experts import trainer
 from pier_node.trainer.data.corpus import Windows
 from pier_node.trainer.model.export import import_weights
@@ -119,6 +120,64 @@ def test_private_domains_are_seen_by_their_experts_only(tmp_path: Path, monkeypa
     found = json.loads((tmp_path / "found.json").read_text())["arms"]["dense M"]
     assert ([*found["shared"]["bits"]], [*found["private"]["bits"]]) == (["topics"], ["numbers", "concurrency"])
     assert "Private." in done.output
+
+
+def test_classes_by_hand_decide_who_gets_more_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hdee, "QUICK", TINY)
+    monkeypatch.setattr(hdee, "BY_HAND", {"topics": "easy", "numbers": "hard", "concurrency": "medium"})
+    words = ["--cells", str(tmp_path / "cells"), "--quick", "--seeds", "1", "--hand"]
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(hdee.main, [*words, "--json", str(tmp_path / "found.json")])
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "found.json").read_text())["arms"]
+    assert found["MHo-IHe"]["recipe"] == {"topics": ["M", 6], "numbers": ["M", 10], "concurrency": ["M", 8]}
+    assert found["MHe-IHo"]["recipe"] == {"topics": ["S", 8], "numbers": ["L", 8], "concurrency": ["M", 8]}
+    assert [*found] == [BASE, "MHo-IHe", "MHe-IHo"], "auto refuses classes"
+
+
+CHAINED = replace(TINY, by_hand={"topics": "easy", "numbers": "easy", "concurrency": "hard"}, chain=True)
+
+
+def test_a_chain_trains_on_its_domains_in_turn_and_its_last_expert_predicts(tmp_path: Path) -> None:
+    """The second expert is what a site makes of the first one."""
+    chained = Arms(CHAINED)
+    shop = Shop(chained, Texts(CHAINED, tmp_path / "cache"), 2, tmp_path / "cells")
+    jobs = chained.jobs(BASE, 2)
+    places = shop.experts(jobs)
+    site = trainer.Shop(CHAINED.run(2), tmp_path / "site", workers=1)
+    parent = trainer.Parent(shop.parent.name, shop.parent.config, shop.parent.flat.numpy())
+    for domain in ("topics", "numbers"):
+        card = asyncio.run(asyncio.wait_for(trainer.train_expert(jobs[domain], parent, site, lambda _step: None), 120))
+        model, flat = import_weights(site.place(card.name))
+        parent = trainer.Parent(card.name, model, flat.numpy())
+        assert torch.equal(flat, model_of(places[domain]).flat)
+    ensemble = {"numbers": places["numbers"], "concurrency": places["concurrency"]}
+    found, last = mixture_of(places), mixture_of(ensemble)
+    assert {*found} == {*DOMAINS, "encodings"}
+    assert all((found[domain] == last[domain]).all() for domain in found)
+
+
+def test_a_refused_expert_of_a_chain_is_replaced_by_the_one_before_it(tmp_path: Path) -> None:
+    chained = Arms(CHAINED)
+    shop = Shop(chained, Texts(CHAINED, tmp_path / "cache"), 2, tmp_path / "cells")
+    parent, places = shop.seed_model(), shop.experts(chained.jobs(BASE, 2))
+    refused = cell_of(places["numbers"]).model_copy(update={"accepted": False})
+    (places["numbers"] / CELL).write_text(refused.model_dump_json())
+    before = cell_of(places["topics"]).model_copy(update={"accepted": True})
+    (places["topics"] / CELL).write_text(before.model_dump_json())
+    assert standing(places["numbers"]) == places["topics"]
+    (places["topics"] / CELL).write_text(before.model_copy(update={"accepted": False}).model_dump_json())
+    assert standing(places["numbers"]) == parent
+
+
+def test_chains_from_nothing_to_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hdee, "QUICK", TINY)
+    words = ["--cells", str(tmp_path / "cells"), "--quick", "--seeds", "1", "--chain"]
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(hdee.main, [*words, "--json", str(tmp_path / "found.json")])
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "found.json").read_text())["arms"]
+    assert {*found[BASE]["bits"]} == {*DOMAINS}
+    for arm in found.values():
+        assert arm["flops"] == pytest.approx(arm["planned_flops"], rel=1e-9), "of all its experts, not of the last ones"
 
 
 def test_sizes_at_equal_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
