@@ -175,8 +175,9 @@ def main(
     if private:
         setting = replace(setting, excluded=(), private=setting.domains[len(setting.domains) // 2 :])
     if hand or chain:
-        given = {name: BY_HAND[name] for name in setting.domains if name in BY_HAND}
-        setting = replace(setting, by_hand=given, chain=chain)
+        if installed or "auto" in chosen:
+            raise click.UsageError("classes by hand are those of the built-in domains, and auto has none")
+        setting = replace(setting, by_hand={name: BY_HAND[name] for name in setting.domains}, chain=chain)
         chosen = chosen or CHALLENGERS
     compared = [arm for arm in every_arm() if not chosen or arm in (BASE, *chosen)]
     arms, texts = Arms(setting), Texts(setting, cells / "cache")

@@ -71,6 +71,7 @@ def view(planning: Planning) -> RenderableType:
         experts_table(planning),
         "",
         *bars(planning.chosen, planning.sites),
+        *_chains(planning),
         _end(planning.chosen),
         "",
         modes_table(planning),
@@ -84,6 +85,12 @@ def _head(planning: Planning) -> Text:
     counts = ", ".join(several(len(some), name) for some, name in things)
     sizes = ", ".join(f"{size.name} {size.parameters / 1e6:,.3g} M" for size in task.sizes)
     return Text.assemble((chosen.mode, "bold"), f"  {counts}; {chosen.flops:.3g} FLOPs; parameters: {sizes}")
+
+
+def _chains(planning: Planning) -> list[Text]:
+    """Each chain in full: in its bar it may be cut."""
+    named = [job.name for job in planning.chosen.jobs] if planning.task.chain else []
+    return [Text("Chains: " + "; ".join(named))] if named else []
 
 
 def _end(plan: Plan) -> Text:

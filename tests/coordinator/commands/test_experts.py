@@ -116,6 +116,9 @@ def test_chains_of_the_paper(file: Path) -> None:
     done = call("plan", file)
     assert done.exit_code == 0, done.output
     assert "MHe-IHo ←" in done.output
+    said = " ".join(done.output.split()).partition("Chains: ")[2].partition(" Done after")[0]
+    chains = [chain.split(" → ") for chain in said.split("; ")]
+    assert sorted(name for chain in chains for name in chain) == sorted(WORDS)
     assert not [line for line in done.output.splitlines() if line.startswith("auto ")]
 
 
