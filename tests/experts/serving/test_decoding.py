@@ -216,6 +216,19 @@ def test_a_lost_expert_leaves_its_weight_to_the_others(folder: Path) -> None:
         speakers.say(SAID[1])
 
 
+@pytest.mark.parametrize("kind", ["decay", "bayes", "uniform"])
+def test_an_answer_goes_on_as_if_an_unplugged_expert_had_never_been_there(folder: Path, kind: Kind) -> None:
+    asking, prior = opened(folder), np.array([0.5, 0.3, 0.2])
+    whole = MixtureDecoder(rule(kind), prior, heard(asking, PROMPT, [0, 1, 2]))
+    never = MixtureDecoder(rule(kind), prior, heard(opened(folder), PROMPT, [0, 2]))
+    asking.pool.unplug(1)
+    for token in SAID:
+        whole.say(token)
+        never.say(token)
+        np.testing.assert_allclose(whole.posterior, never.posterior, atol=1e-9)
+        np.testing.assert_allclose(whole.predict(), never.predict(), atol=1e-6)
+
+
 def test_what_is_no_number_is_never_mixed_in(folder: Path) -> None:
     asking = opened(folder)
     model = cast(OwnReader, asking.pool.model(2)).model
