@@ -25,6 +25,7 @@ from pier_node.experts.sheet import ENDING, load_sheet
 
 METHOD = "decay"
 CHALLENGERS = "MHo-IHe", "MHe-IHo"
+BEST = "best of two"
 Scores = dict[str, Array]
 """By domain, bits per byte, [seeds, rows]."""
 DRAWS = 2000
@@ -97,12 +98,15 @@ def report(
     """
     mixed = {arm: _stacked([mixture_of(each) for each in seeds]) for arm, seeds in ensembles.items()}
     own = {arm: _stacked([_own(each) for each in seeds]) for arm, seeds in ensembles.items() if arm in modes()}
+    judged = {BEST: arms.setting.domains}
+    if arms.setting.excluded:
+        judged[f"{BEST}, excluded"] = arms.setting.excluded
     return {
         "setting": asdict(arms.setting),
         "torch": torch.__version__,
         "difficulty": _difficulty(arms),
         "arms": {arm: _arm(arms, arm, ensembles[arm], mixed, own) for arm in ensembles},
-        "best of two": _both(mixed, arms.setting.domains) if {*CHALLENGERS} <= {*mixed} else None,
+        **{name: _both(mixed, domains) if {*CHALLENGERS} <= {*mixed} else None for name, domains in judged.items()},
         "permutations": _permuted(arms, sizes) if sizes else None,
     }
 
@@ -283,12 +287,14 @@ def _totals(found: Mapping[str, Any]) -> Table:
 
 
 def _lines(found: Mapping[str, Any]) -> list[str]:
-    lines, both, way = [], found["best of two"], found["permutations"]
-    if both:
+    lines, way = list[str](), found["permutations"]
+    for name, both in found.items():
+        if not name.startswith(BEST) or not both:
+            continue
         verdicts = [*both["verdicts"].values()]
         counts = ", ".join(f"{verdicts.count(each)} {each}" for each in ("win", "tie", "loss"))
         rule = "supported" if both["supported"] else "not supported"
-        lines += [f"best of two (corrected): {counts}; sign test {both['sign_test']:.3f}: {rule}"]
+        lines += [f"{name} (corrected): {counts}; sign test {both['sign_test']:.3f}: {rule}"]
         lines += [f"the paper's way of counting: {sum(both['lower'].values())} of {len(verdicts)}"]
     if way:
         behind = f"{100 * way['behind']:.2f} % behind, {'' if way['better_than_mean'] else 'not '}better than the mean"

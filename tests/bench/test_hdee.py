@@ -128,10 +128,14 @@ def test_classes_by_hand_decide_who_gets_more_steps(tmp_path: Path, monkeypatch:
     words = ["--cells", str(tmp_path / "cells"), "--quick", "--seeds", "1", "--hand"]
     done = CliRunner(env={"COLUMNS": "200"}).invoke(hdee.main, [*words, "--json", str(tmp_path / "found.json")])
     assert done.exit_code == 0, done.output
-    found = json.loads((tmp_path / "found.json").read_text())["arms"]
+    told = json.loads((tmp_path / "found.json").read_text())
+    assert ({*told["best of two"]["lower"]}, {*told["best of two, excluded"]["lower"]}) == ({*DOMAINS}, {"encodings"})
+    found = told["arms"]
     assert found["MHo-IHe"]["recipe"] == {"topics": ["M", 6], "numbers": ["M", 10], "concurrency": ["M", 8]}
     assert found["MHe-IHo"]["recipe"] == {"topics": ["S", 8], "numbers": ["L", 8], "concurrency": ["M", 8]}
     assert [*found] == [BASE, "MHo-IHe", "MHe-IHo"], "auto refuses classes"
+    refused = CliRunner().invoke(hdee.main, [*words, "--installed"])
+    assert "those of the built-in domains" in refused.output
 
 
 CHAINED = replace(TINY, by_hand={"topics": "easy", "numbers": "easy", "concurrency": "hard"}, chain=True)
