@@ -11,7 +11,7 @@ import pytest
 from simulation.virtual_time import run
 
 from pier_node.base.tasks import Signal
-from pier_node.pipeline.plan_delivery import CATCHING_UP, MOST, VIEWS, Routing, Suspects
+from pier_node.pipeline.plan_delivery import CATCHING_UP, FORGOTTEN, MOST, VIEWS, Routing, Suspects
 from pier_node.pipeline.vote_state import Turn, VoteState
 from pier_node.wire.carrier import DROP, BadMessage
 from pier_proto.v1.peer_pb2 import Ack, Dropped, IterationPlan, Path, Phase, Place, Pulse
@@ -50,10 +50,17 @@ def test_it_is_not_awaited_for_ever() -> None:
     assert run(awaited((0.0, fetches), (CATCHING_UP + 1, fetches))) == [True, False]
 
 
-def test_one_that_went_and_came_back_is_awaited_as_long_as_at_first() -> None:
+def test_one_that_went_and_came_back_later_is_awaited_as_long_as_at_first() -> None:
     fetches = pulse(OLD, AT, Phase.PHASE_CATCHING_UP)
-    said = (0.0, fetches), (1.0, None), (CATCHING_UP, fetches), (CATCHING_UP - 1, fetches), (1.0, fetches)
+    said = (0.0, fetches), (FORGOTTEN, None), (1.0, fetches), (CATCHING_UP - 1, fetches), (1.0, fetches)
     assert run(awaited(*said)) == [True, False, True, True, False]
+
+
+def test_one_that_comes_and_goes_is_awaited_for_half_of_the_time_at_most() -> None:
+    fetches = pulse(OLD, AT, Phase.PHASE_CATCHING_UP)
+    beat = (CATCHING_UP - 1, fetches), (0.5, None), (0.5, fetches)
+    answers = run(awaited((0.0, fetches), *(3 * beat), (1.0, fetches)))
+    assert answers == [True, *(True, False, False), *3 * (False,), *(False, False, True), True]
 
 
 def test_one_that_failed_is_not_awaited_but_for_another_try_later() -> None:

@@ -184,18 +184,49 @@ def test_a_step_from_a_version_that_is_not_on_the_disk_is_kept_in_full(tmp_path:
     assert staged.adam_step == 3
 
 
+def other_bits(layout: Any, weights: torch.Tensor, *rest: Any) -> None:
+    """A step as another PyTorch might take it."""
+    step_vectors(layout, weights, *rest)
+    weights[5] = torch.nextafter(weights[5], torch.tensor(9.0))
+
+
 def test_with_another_pytorch_a_step_with_other_bits_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     site = Site(tmp_path, TOGETHER)
     site.take(3)
-
-    def other(layout: Any, weights: torch.Tensor, *rest: Any) -> None:
-        step_vectors(layout, weights, *rest)
-        weights[5] = torch.nextafter(weights[5], torch.tensor(9.0))
-
-    monkeypatch.setattr("pier_node.pipeline.stage_step.step_vectors", other)
+    monkeypatch.setattr("pier_node.pipeline.stage_step.step_vectors", other_bits)
     assert site.restarted(site.stage_state.version) is None
     assert "step 1, repeated from the disk, has other weights than before" in caplog.text
     monkeypatch.undo()
     assert bits(site.restarted(site.stage_state.version)) == bits(site.stage_state.state)
+
+
+@pytest.mark.parametrize(("run", "apart"), [(TOGETHER, False), (APART, True)], ids=["together", "apart"])
+def test_a_site_that_has_stopped_repeats_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: RunConfig, apart: bool
+) -> None:
+    """So it may be started with another PyTorch; and the step after the next start is kept as usual."""
+    site = Site(tmp_path, run, apart)
+    site.take(3)
+    undecided = site.keep()
+    site.stage_state.rest()
+    monkeypatch.setattr("pier_node.pipeline.stage_step.after_step", None)
+    working = site.stage_state.working
+    assert bits(site.restarted(working.round)) == bits(working)
+    monkeypatch.undo()
+    site.settle(undecided)
+    site.take(2)
+    assert bits(site.restarted(site.stage_state.working.round)) == bits(site.stage_state.working)
+
+
+def test_own_steps_that_cannot_be_repeated_are_said_to_be_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(tmp_path, APART, apart=True)
+    site.take(3)
+    monkeypatch.setattr("pier_node.pipeline.stage_step.step_vectors", other_bits)
+    site.restarted(site.stage_state.working.round)
+    assert [number in caplog.text for number in ("round 1, apart", "round 2, apart", "round 3, apart")] == [
+        *(False, True, True)
+    ]

@@ -69,6 +69,11 @@ CATCHING_UP = 100.0
 
 If the site fails to get it, the planner waits for it again this many seconds later.
 """
+FORGOTTEN = 2 * CATCHING_UP
+"""Seconds after which a site that is away is waited for anew once it is back, as if it had never been there.
+
+So a site that comes and goes holds up the others for half of the time at most.
+"""
 RETURN = 60.0
 """Seconds that the planner of the last outer round waits for the sites of a stage that are all away.
 
@@ -184,7 +189,8 @@ class Routing:
         now, at = asyncio.get_running_loop().time(), self._position.coming - 1
         versions = self._position.voted.versions
         pulses = {node: it for node, it in self._possible(self._roster.pulses()).items() if it.HasField("place")}
-        self._behind = {node: since for node, since in self._behind.items() if node in pulses}  # others come anew
+        for node in [node for node, since in self._behind.items() if node not in pulses and now >= since + FORGOTTEN]:
+            del self._behind[node]
         for node, it in pulses.items():
             if it.place.version == versions[it.place.stage]:
                 self._behind.pop(node, None)

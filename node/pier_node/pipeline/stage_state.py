@@ -80,11 +80,14 @@ class Own:
         """
         for version in self._disk.rounds():
             found, round = self._disk.of(version), round_of(version)
+            counts = round <= ready and (version == counted or round < round_of(counted))
             if found and round > decided:
                 self._open[version] = found
-            elif found and round <= ready and (version == counted or round < round_of(counted)):
+            elif found and counts:
                 self.state = found
                 return
+            elif counts:
+                log.error("what this replica did in round %d, apart from others, cannot be read and is lost", round)
             elif found:  # it ended after the outcome was on disk and before this was removed
                 self._disk.drop(version)
 
@@ -116,6 +119,11 @@ class Own:
         self._open.clear()
         self.state = taken or self.state
         return taken is not None
+
+    def rest(self) -> None:
+        """See StageState. Blocks. Raises PierError."""
+        if self.state:
+            self._disk.keep_in_full(self.state)
 
     def forget(self) -> None:
         """Drop all own steps. Blocks. Raises PierError."""
@@ -195,6 +203,12 @@ class StageState:
         state = got if version else await asyncio.to_thread(self.beginnings.with_weights, got.anchor)
         await asyncio.to_thread(self._disk.keep, state)
         self.state = state
+
+    def rest(self) -> None:
+        """Keep in full what the next start, maybe with another PyTorch, continues from. Blocks. Raises PierError."""
+        if self.state:
+            self._disk.keep_in_full(self.state)
+        self.own.rest()
 
     # --- the next step ---------------------------------------------------------------------------
 

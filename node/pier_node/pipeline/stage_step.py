@@ -128,6 +128,10 @@ class VersionStore:
             state = replace(record, ledger={**record.ledger, CHECKSUM: _checksum(state)})
         self._disk.keep(state, since)
 
+    def keep_in_full(self, state: OuterState) -> None:
+        """Keep a version that can be read without repeating steps. Blocks. Raises PierError."""
+        self._disk.keep(state, self._disk.rounds())
+
     def of(self, version: int) -> OuterState | None:
         """A version, if it is here and undamaged. Repeats steps if it has to. Blocks. Raises PierError."""
         state: OuterState | None = None
@@ -144,7 +148,8 @@ class VersionStore:
             return state
         log.error(
             "step %d, repeated from the disk, has other weights than before: if PyTorch or the processor has changed, "
-            "start this site with the earlier one; otherwise the stage is fetched from a replica, if it has one",
+            "start this site with the earlier one; otherwise the stage is fetched from a replica, if it has one, and "
+            "what this site did apart from the others is lost",
             record.ledger[INDEX] + 1,
         )
         return None

@@ -8,6 +8,7 @@ limited time.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import AsyncExitStack, suppress
@@ -18,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from pier_node.base.errors import PierError
 from pier_node.outer.advance import get_ready
 from pier_node.outer.state import OuterState
 from pier_node.pipeline import vote_state
@@ -82,6 +84,7 @@ def _do(future: Future[Any], work: Callable[[], Any]) -> None:
             future.set_exception(error)
 
 
+log = logging.getLogger(__name__)
 VOTE_STATES = "tallies"
 """Folder of the checkpoints of the run's state. The joined model is in the same folder as in other runs."""
 
@@ -110,11 +113,12 @@ class PipelineSite:
         )
         self._log = RoundLog(config.inner.total_steps, joined.progress, joined.carrier)
         self._pace = tools.pace
+        self._stage_state = StageState(settings.folder, config)
         paths = LatestPaths(settings.folder / PATHS_FILE)
         self.training = PipelineTraining(
             config,
             self.rounds,
-            StageState(settings.folder, config),
+            self._stage_state,
             tools,
             joined.progress,
             device,
@@ -128,8 +132,12 @@ class PipelineSite:
         reporter.paths, reporter.wanted = (lambda: paths.message), (lambda: joined.orders.stage)
 
     async def close(self) -> None:
-        """Stop the compute thread. At most the running task is finished, if it ends soon."""
+        """Stop the compute thread, and keep the stage. At most the running task is finished, if it ends soon."""
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
+        try:
+            await asyncio.to_thread(self._stage_state.rest)
+        except PierError as error:  # the records are there
+            log.warning("the stage is not kept in full: %s", error)
 
     async def _keep(self, state: OuterState) -> None:
         await asyncio.to_thread(self._vote_states.save, at_rest(state, self.training.tokens_after(state)))

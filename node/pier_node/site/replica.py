@@ -219,13 +219,15 @@ async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack
     joined.say(f"{how} at round {state.round} as {name} ({node}).")
     catching_up = asyncio.create_task(_catch_up_until(starting, replica.training))
     stack.push_async_callback(cancel_and_wait, catching_up)
-    await starting
+    await asyncio.wait([starting, catching_up], return_when=asyncio.FIRST_EXCEPTION)
+    if starting.done():
+        await starting
     await catching_up
     telling = tell_start(config, trainer, joined.progress, joined.roster, joined.carrier)
     stack.callback(asyncio.create_task(telling).cancel)
-    if checkpoint.state.round == 0 and config.inner.eval_every:
-        await replica.training.validate(checkpoint.state)
-        note(folder, joined.reporter.event(checkpoint.state, joined.roster))
+    if replica.rounds.state.round == 0 and config.inner.eval_every:
+        await replica.training.validate(state)
+        note(folder, joined.reporter.event(state, joined.roster))
     return replica
 
 

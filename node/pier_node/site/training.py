@@ -166,7 +166,7 @@ class Training(Work):
         """Continue from the newest state of the other sites; the unsent update is kept."""
         before = self._rounds.state
         try:
-            self._late = await self._fetch()
+            self._late |= await self._fetch()
             await self._saved()
         finally:  # a state that is here when the site is stopped may have Δ in it
             await run_to_end(asyncio.to_thread(self._carry, before))
