@@ -201,13 +201,13 @@ def init(path: Path, wanted: Wanted, force: bool) -> str:
 
 def _into_replicas(tables: dict[str, dict[str, Any]], wanted: Wanted) -> tuple[str, str]:
     """Choose how replicas exchange updates; returns why, and what is predicted."""
-    tables["outer"], why, told = {**LEAST_LOSS}, WHY.format("solo"), ""
+    tables["outer"], first, why, told = {**LEAST_LOSS}, "solo", "", ""
     inner, sites = tables["inner"], tables["run"].get("sites", 0)
     muon = wanted.optimizer == "muon"
     if inner["total_steps"] >= MANY * OuterSection().inner_steps:
         warmup = inner.get("warmup_steps", InnerSection().warmup_steps)
-        start = min(max(SHORT_START, WARMUPS * warmup / inner["total_steps"]), OuterSection().start_fraction)
-        tables["outer"] |= {"schedule": "anneal", "start_fraction": round(start, 3)}
+        part = min(max(SHORT_START, WARMUPS * warmup / inner["total_steps"]), OuterSection().start_fraction)
+        tables["outer"] |= {"schedule": "anneal", "start_fraction": round(part, 3)}
         why += LONG_WHY
         inner["min_lr"] = inner.get("lr", InnerSection().lr) / 100
     elif muon:
@@ -223,9 +223,9 @@ def _into_replicas(tables: dict[str, dict[str, Any]], wanted: Wanted) -> tuple[s
         told += " With 16 sites it was 2 % higher." if sites > FEW else ""
         told += " With Muon it was about 4 % lower.\n\n" if muon else "\n\n"
         if start == "sync":
-            why = why.replace(WHY.format("solo"), WHY.format("synchronous")) + SYNC_WHY
+            first, why = "synchronous", why + SYNC_WHY
             told += f"{SYNC_WHY.strip()}\n\n"
-    return why, told
+    return WHY.format(first) + why, told
 
 
 def _into_stages(tables: dict[str, dict[str, Any]], wanted: Wanted) -> tuple[str, str]:
