@@ -44,10 +44,10 @@ def _average(updates: Sequence[Update], part: slice, owner: Update, codec: Codec
     means = of_means(codec, len(updates), len(mean[part]))
     if means is None:
         return
-    decoded = means.decode(means.encode(mean[part]), len(mean[part]))
+    arrived = means.decode(means.encode(mean[part]), len(mean[part]))
     if owner.error is not None:
-        owner.error[part] += np.float32(sum(tokens) / owner.tokens) * (mean[part] - decoded)
-    mean[part] = decoded
+        owner.error[part] += np.float32(sum(tokens) / owner.tokens) * (mean[part] - arrived)
+    mean[part] = arrived
 
 
 def _sent(update: Update, part: slice, codec: Codec) -> Vector:

@@ -124,19 +124,19 @@ def way(config: RunConfig, pace: Pace) -> tuple[Way, str, str]:
 
     parameters, inner, outer = Layout.of(config.model).length, config.inner, config.outer
     rows = [f"  {'updates travel':24}{'exchange':>10}{'training':>10}{'whole run':>12}{'loss':>9}"]
-    enough, starts = [], dict[str, str]()
+    found = []
     for each in WAYS:
         run = config.model_copy(update={"outer": outer.model_copy(update=each.keys)})
         exchange = exchange_bytes(run, parameters, config.run.sites) * 8e-6 / pace.mbit
         share = share_of_compute(run, outer.inner_steps * pace.step, exchange)
-        part, (starts[each.words], cost) = outer.start_fraction, start_of(run, pace, exchange)
+        part, (start, cost) = outer.start_fraction, start_of(run, pace, exchange)
         whole = inner.total_steps * pace.step * (part * cost + (1 - part) / share)
         loss = each.late if exchange > outer.inner_steps * pace.step / 2 else each.loss
         row = f"  {each.words:24}{seconds(exchange):>10}{percent(share):>10}{age(whole):>12}{loss:>9}"
         rows.append(row)
-        enough += [each] if share >= ENOUGH else []
-    best = [*enough, WAYS[-1]][0]
-    return best, starts[best.words], "\n".join(rows)
+        found.append((each, start, share))
+    best, start, _ = next((it for it in found if it[2] >= ENOUGH), found[-1])
+    return best, start, "\n".join(rows)
 
 
 FAMILY = {"llama": "Llama 2 (32,000 tokens)", "gpt2": "GPT-2 (50,257 tokens)"}

@@ -40,6 +40,7 @@ from pier_node.pipeline.iteration_plan import Plan
 from pier_node.rounds import reduce as outer
 from pier_node.rounds.attempt import heard_of
 from pier_node.rounds.reduce import Reduction
+from pier_node.rounds.roster import first_away
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import DROP, TALLY, BadMessage, Carrier, Chunk, PeerLost, PeerRefused, Stage
 from pier_proto.v1.peer_pb2 import Ack, Ballot, Dropped, Share, Total, Worked
@@ -337,12 +338,7 @@ class Joint(ABC, Generic[T_co]):
         raise await asyncio.shield(self._broken)
 
     async def _watch(self) -> NoReturn:
-        roster = self._tools.roster
-        while True:
-            for node in self.plan.stages:
-                if not roster.alive(node):
-                    raise Suspicion(node, "does not answer any more")
-            await roster.changed.wait(1.0)
+        raise Suspicion(await first_away(self._tools.roster, self.plan.stages), "does not answer any more")
 
     async def _tell(self, suspicion: Suspicion) -> None:
         others = [node for node in self.plan.stages if node not in (self._node, suspicion.node)]

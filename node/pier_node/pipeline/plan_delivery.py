@@ -30,7 +30,7 @@ from pier_node.pipeline.planner import Lacking, Planner
 from pier_node.pipeline.stage_state import StageState
 from pier_node.pipeline.vote_state import Turn, VoteState, can_decide
 from pier_node.rounds.quorum import leader_of
-from pier_node.rounds.roster import LATE
+from pier_node.rounds.roster import LATE, first_away
 from pier_node.rounds.suspects import NOBODY
 from pier_node.wire.carrier import ROUTE, BadMessage, PeerLost
 from pier_proto.v1.peer_pb2 import Ack, IterationPlan, Phase, Pulse
@@ -295,10 +295,7 @@ class Routing:
         return None
 
     async def _until_away(self, node: str) -> NoReturn:
-        """A machine that has vanished refuses nothing: without this, all would wait for the end of the timeout."""
-        while self._roster.alive(node):
-            await self._heard()
-        raise PeerLost(node, "it does not answer any more")
+        raise PeerLost(await first_away(self._roster, [node]), "it does not answer any more")
 
     async def _recall(self, message: IterationPlan, lost: PeerLost) -> None:
         name = self._read(message).name

@@ -434,6 +434,16 @@ class Roster:
             self.changed.notify()
 
 
+async def first_away(roster: Roster, nodes: Iterable[str]) -> str:
+    """The first of these sites that does not answer any more; a machine that has vanished refuses nothing."""
+    watched = [*nodes]
+    while True:
+        for node in watched:
+            if not roster.alive(node):
+                return node
+        await roster.changed.wait(1.0)
+
+
 def _is_elsewhere(pulse: Pulse, round: int, late: bool, is_news: bool) -> bool:
     """Whether a site is elsewhere. A pulse from before the commit does not say what the site trains for now."""
     training = is_news and pulse.phase == Phase.PHASE_TRAINING and pulse.training_for <= round
