@@ -172,7 +172,7 @@ def plot(found: Found, setting: str, file: Path) -> None:
     axes.yaxis.set_major_formatter("{x:+.0f}")
     bottom, top = axes.get_ylim()
     axes.set_yticks([-6, -4, -2, -1, 0, 1, 2, 4, 10, 20])
-    axes.set_ylim(min(bottom, -2) - 0.5, max(top, 2) + 0.5)
+    axes.set_ylim(min(bottom, -2) - 0.5, 1.3 * max(top, 2))
     axes.set_xlim(0.7, 10_000)  # room for the names
     axes.set_xlabel("times fewer bytes sent by a site than in synchronous training in fp32")
     axes.set_ylabel(f"validation loss above tuned {BASELINE}, %")

@@ -148,7 +148,8 @@ def plot(cells: list[Cell], file: Path) -> None:
     import matplotlib.pyplot as plt
 
     every = sorted({cell.task.steps for cell in cells} - {1})
-    figure, panels = plt.subplots(1, len(every), figsize=(5.5 * len(every), 4.2), sharey=True, squeeze=False)
+    size = (5.5 * len(every), 4.6)
+    figure, panels = plt.subplots(1, len(every), figsize=size, sharey=True, squeeze=False, layout="constrained")
     for panel, steps in zip(panels[0], every, strict=True):
         for method in METHODS:
             own = of(cells, method, steps)
@@ -159,8 +160,7 @@ def plot(cells: list[Cell], file: Path) -> None:
         panel.set(title=f"H = {steps}", xlabel="link, Mbit/s", xscale="log", ylim=(0, 103))
         panel.grid(alpha=0.3)
     panels[0][0].set_ylabel("compute utilisation, %")
-    panels[0][0].legend(fontsize=8)
-    figure.tight_layout()
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(file, dpi=120)
     plt.close(figure)
 
