@@ -8,7 +8,7 @@ import pytest
 from simulation.network import Network, SimCarrier, Weather
 from simulation.virtual_time import run
 
-from pier_node.rounds.roster import FAILURES, Roster
+from pier_node.rounds.roster import FAILURES, QUESTIONS, Roster
 from pier_node.wire.carrier import BEAT
 from pier_proto.v1.peer_pb2 import Phase, Pulse, Site
 
@@ -191,6 +191,31 @@ def test_a_slow_network_is_given_more_time() -> None:
         assert sites["a"].roster.contacts["b"].limit.seconds() > 5
 
     friends(scene, weather=Weather(delay=0.5, jitter=4.0))
+
+
+def test_however_many_peers_there_are_a_site_asks_and_answers_no_more_of_them_a_second() -> None:
+    names = [f"{number:03d}" for number in range(2 * QUESTIONS + 1)]
+
+    async def main() -> None:
+        network = Network(1, Weather(delay=0.01, jitter=0.0))
+        sites = {node: Friend(network, node) for node in names}
+        for site in sites.values():
+            site.meet(*names)
+        await sites["000"].roster.settled()
+        questions = network.hops.total()
+        await asyncio.sleep(60)
+        a_second = (network.hops.total() - questions) / 60 / len(names)
+        assert a_second == pytest.approx(2 * QUESTIONS, rel=0.05), (
+            "its questions and its answers, not two for each peer"
+        )
+        assert all([*site.roster.participants()] == names for site in sites.values())
+
+        network.partition({"001"}, {*names} - {"001"})
+        cut_at, roster = asyncio.get_running_loop().time(), sites["000"].roster
+        await roster.changed.until(lambda: not roster.alive("001"))
+        assert asyncio.get_running_loop().time() - cut_at <= 4 * roster.contacts["001"].limit.seconds()
+
+    run(main())
 
 
 def test_who_comes_back_is_alive_again() -> None:

@@ -189,8 +189,8 @@ class Convicted:
 
 FIRST_PAUSE, LAST_PAUSE = 5.0, 600.0
 """Seconds until a site is asked again: the first pause, and the longest."""
-LOOK = 5.0
-"""Seconds between two comparisons of digests, if no pulse brings news earlier."""
+LOOK = 1.0
+"""Seconds between two comparisons of all peers' digests with ours."""
 
 
 @dataclass
@@ -231,7 +231,7 @@ class Disputes:
                     log.debug("%s says that it holds another history, and does not prove it: %s", node, problem)
                 except PierError as error:
                     log.warning("the dispute with %s cannot be settled: %s", self._roster.called(node), error)
-            await self._roster.changed.wait(LOOK)
+            await asyncio.sleep(LOOK)
 
     def _disputed(self) -> dict[str, Pulse]:
         """The peers to ask now, members of the run's rounds first."""

@@ -1,8 +1,9 @@
 """The roster: every site that this one has heard of, what each last said of itself, and which sites are alive.
 
-The roster asks each peer for its pulse once per `interval`. A peer counts as not alive if it fails to answer twice in a
-row, or if it has been silent for longer than its own past suggests (median + k·MAD of the gaps between its answers).
-Silent peers are asked less and less often.
+The roster asks each peer for its pulse once per `interval`, and beyond QUESTIONS peers so much less often that a site
+never has more questions to ask. A peer counts as not alive if it fails to answer twice in a row, or if it has been
+silent for longer than its own past suggests (median + k·MAD of the gaps between its answers). Silent peers are asked
+less and less often.
 
 A site signs its own entry, so that others can pass it on. What a peer says about a third site is hearsay: the roster
 accepts it only with that site's own signature, takes only a few such entries from each peer, and forgets a site that
@@ -51,6 +52,8 @@ def _statement(site: Site) -> bytes:
 
 ACTIVE = frozenset({Phase.PHASE_TRAINING, Phase.PHASE_WAITING, Phase.PHASE_EXCHANGING})
 """Phases in which a site takes part in rounds."""
+QUESTIONS = 32
+"""Most questions per interval to peers that answer: each pulse is compared with those of all others."""
 FAILURES = 2
 LATE = 10.0
 """Seconds after a commit here; by then every healthy site has the same commit or says that it is catching up."""
@@ -75,6 +78,7 @@ class Contact:
     """What this site knows of a peer.
 
     Attributes:
+        limit: longest silence, in seconds, if the peer is asked once per interval.
         told_by: the peer that told us of it; "" if we have met it, or if our own notes or our coordinator name it.
         pulse: what it last said of itself, in a call that proved who was speaking.
         started_at: when it gave a newer entry, as it does when it is started; in seconds of the loop's clock.
@@ -280,7 +284,7 @@ class Roster:
         contact = self.contacts.get(node)
         if contact is None or contact.pulse is None or contact.failures >= FAILURES:
             return False
-        return asyncio.get_running_loop().time() - contact.heard_at <= contact.limit.seconds()
+        return asyncio.get_running_loop().time() - contact.heard_at <= contact.limit.seconds() * self._crowd
 
     def started_at(self, node: str) -> float:
         """When this site heard that another one was started again, in seconds of the loop's clock; -inf: never."""
@@ -309,7 +313,7 @@ class Roster:
         Args:
             committed: when this site committed `round`, in seconds of the loop's clock.
         """
-        late = asyncio.get_running_loop().time() > committed + LATE
+        late = asyncio.get_running_loop().time() > committed + LATE * self._crowd
         heard = {node: contact.heard_at for node, contact in self.contacts.items()}
         return [
             node
@@ -370,10 +374,15 @@ class Roster:
                 return
             await asyncio.sleep(self._pause(contact))
 
+    @property
+    def _crowd(self) -> float:
+        """Intervals between two questions to a peer that answers."""
+        return max(1.0, len(self.contacts) / QUESTIONS)
+
     def _pause(self, contact: Contact) -> float:
         """Seconds until the next question to a peer: longer after every question that it did not answer."""
         if contact.unanswered == 0 or contact.site.node in self._members:
-            return self._interval if contact.unanswered != 1 else self._interval / 4
+            return self._interval * self._crowd if contact.unanswered != 1 else self._interval / 4
         if contact.unanswered < FAILURES and not contact.told_by:
             return self._interval / 4
         most = HEARSAY_BACKOFF if contact.told_by else BACKOFF
@@ -414,7 +423,7 @@ class Roster:
             return
         now = asyncio.get_running_loop().time()
         if contact.pulse is not None and contact.failures == 0:
-            contact.limit.saw(now - contact.heard_at)
+            contact.limit.saw((now - contact.heard_at) / self._crowd)
         if contact.failures >= FAILURES and pulse.phase in ACTIVE:
             log.info("%s is back", _called(contact.site))
         contact.heard_at, contact.pulse, contact.told_by = now, pulse, ""
