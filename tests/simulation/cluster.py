@@ -59,9 +59,10 @@ WITNESS_LOSS = 0.3
 
 
 class TinyLayout:
-    """Stands for a model of LENGTH parameters."""
+    """Stands for a model of so many parameters."""
 
-    length = LENGTH
+    def __init__(self, length: int = LENGTH) -> None:
+        self.length = length
 
 
 class FakeTrainer:
@@ -69,8 +70,8 @@ class FakeTrainer:
 
     noise = 1.0
 
-    def __init__(self, coordinate: int, pace: float, dice: random.Random) -> None:
-        self.outbox, self.adam_m, self.adam_v = (SharedVector(LENGTH) for _ in range(3))
+    def __init__(self, coordinate: int, pace: float, dice: random.Random, length: int = LENGTH) -> None:
+        self.outbox, self.adam_m, self.adam_v = (SharedVector(length) for _ in range(3))
         self.coordinate, self.pace, self.dice = coordinate, pace, dice
         self.steps_done = 0
         self._enough = asyncio.Event()
@@ -188,6 +189,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.network = Network(self.seed, self.weather)
+        self.length = max(LENGTH, len(self.names))
         self.witness = "witness" if self.config.run.witness else ""
         self.folder = TemporaryDirectory()
         self.disks = {name: Disk() for name in self.names}
@@ -237,9 +239,10 @@ class Cluster:
             atomic.prove,
             means.chunks,
         )
-        trainer = FakeTrainer(self.names.index(name), self.paces[name], random.Random(f"{self.seed} {name}"))
-        layout: Any = TinyLayout()
-        peers = Peers(carrier, roster, LENGTH, self._faults(name), means)
+        dice = random.Random(f"{self.seed} {name}")
+        trainer = FakeTrainer(self.names.index(name), self.paces[name], dice, self.length)
+        layout: Any = TinyLayout(self.length)
+        peers = Peers(carrier, roster, self.length, self._faults(name), means)
         agreement: Agreement = OfAll(atomic, peers)
         if pairs:
             merging = atomic if self.config.outer.final_merge else None
@@ -268,14 +271,14 @@ class Cluster:
 
     def _rounds_of(self, name: str, carrier: SimCarrier, roster: Roster, state: OuterState) -> Rounds:
         disk, lossy = self.disks[name], codec(self.config.outer.codec)
-        fetch = shadow_fetcher(carrier, LENGTH, 10.0)
+        fetch = shadow_fetcher(carrier, self.length, 10.0)
         signed = PlainStatements(name, self.witness)
         tools = Tools(
             carrier, roster, signed, disk, disk.proofs, self._keeping(name), fetch, self._faults(name), lossy, CHUNK
         )
         tools.means = self._means_of(name)
         tools.ask_witness = partial(self._ask_witness, name) if self.witness else None
-        return Rounds(tools, state, lambda number: synced(self.config, number, LENGTH), self._nonces())
+        return Rounds(tools, state, lambda number: synced(self.config, number, self.length), self._nonces())
 
     async def _ask_witness(self, name: str, request: WitnessRequest) -> WitnessReply:
         """Ask a witness that has just been started again; its answer may be lost."""
@@ -293,7 +296,7 @@ class Cluster:
         return reply
 
     def _means_of(self, name: str) -> Means:
-        layout: Any = TinyLayout()
+        layout: Any = TinyLayout(self.length)
         return Means(self.config, layout, self.disks[name].means)
 
     def _nonces(self) -> Callable[[], bytes]:
@@ -302,7 +305,7 @@ class Cluster:
 
     def beginning(self) -> OuterState:
         """Round 0: made by the first site alone, known to all."""
-        tensors = {ANCHOR: SharedVector(LENGTH), MOMENTUM: SharedVector(LENGTH)}
+        tensors = {name: SharedVector(self.length) for name in (ANCHOR, MOMENTUM)}
         return OuterState(0, tuple(self.names), tensors, {})
 
     def crash(self, name: str) -> None:

@@ -27,6 +27,8 @@ class Weather:
     loss: float = 0.0
     repeat: float = 0.0
     cut_stream: float = 0.0
+    chunk: float | None = None
+    """Seconds that a chunk takes; None: a quarter of `delay`."""
 
     @classmethod
     def drawn(cls, dice: random.Random) -> Self:
@@ -51,6 +53,8 @@ class Network:
         self.severed: set[frozenset[str]] = set()
         self.cut = asyncio.Event()
         self.hops: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
 
     def join(self, node: str) -> SimCarrier:
         self.carriers[node] = SimCarrier(self, node)
@@ -140,13 +144,17 @@ class SimCarrier:
         if target is None or method.name not in target.handlers:
             await asyncio.Event().wait()
         assert target
+        self.network.calls[method.name] += 1
+        self.network.bytes[method.name] += request.ByteSize()
         if self.network.random.random() < self.network.weather.repeat:
             target.spawn(self._ignore(target.handlers[method.name], _copy(request)))
         reply = await self._in(target, target.handlers[method.name], _copy(request))
         back = await target.network.hop(target, self.node)
         if back is not self:
             await asyncio.Event().wait()
-        return method.reply.FromString(reply.SerializeToString())
+        raw = reply.SerializeToString()
+        self.network.bytes[method.name] += len(raw)
+        return method.reply.FromString(raw)
 
     async def _ignore(self, handler: Callable[[str, Any], Awaitable[Any]], request: Any) -> None:
         try:
@@ -176,6 +184,7 @@ class SimCarrier:
         target = await self.network.hop(self, peer)
         if target is None or target.on_push is None:
             raise PeerLost(peer, "unreachable")
+        self.network.calls["Exchange"] += 1
         queue: asyncio.Queue[Chunk | PeerLost | None] = asyncio.Queue(2)
         handler = asyncio.create_task(self._in(target, target.on_push, _drain(queue)))
         feeder = self.spawn(self._feed(peer, chunks, queue))
@@ -199,7 +208,8 @@ class SimCarrier:
                 self.node, peer
             ):
                 raise PeerLost(peer, "stream cut")
-            await asyncio.sleep(self.network.weather.delay / 4)
+            weather = self.network.weather
+            await asyncio.sleep(weather.delay / 4 if weather.chunk is None else weather.chunk)
             await queue.put(_copy(chunk))
         await queue.put(END)
 

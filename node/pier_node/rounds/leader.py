@@ -164,9 +164,10 @@ class Leader:
 
     def _close_if_due(self) -> float | None:
         """Close the group if it is time. Return seconds until the next look, or None to wait for a change."""
+        if not self._arrivals:
+            return None
         view, now = self._view(), asyncio.get_running_loop().time()
-        if self._arrivals:
-            self._send_on()
+        self._send_on()
         if self._round != view.state.round + 1 or not self._arrivals:
             return None
         readies = {node: arrival.ready for node, arrival in self._arrivals.items()}
