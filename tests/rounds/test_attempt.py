@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from pier_node.rounds.commitments import Cast
 from pier_node.rounds.proofs import Trusted, follow
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.bounds import FIELDS
-from pier_node.wire.carrier import VOTE
+from pier_node.wire.carrier import VOTE, Chunk, PeerLost, PeerRefused
 from pier_proto.v1.peer_pb2 import AbortNotice, Ack, Ready, Signed, Value, Vote
 
 
@@ -111,9 +111,57 @@ def test_a_member_that_acknowledges_no_vote_holds_up_nobody() -> None:
         members["a"].carrier.serve(VOTE, take_and_say_nothing)
         parts = [Part(members[node], fresh(*"abc")) for node in "abc"]
         await asyncio.gather(*(part.task for part in parts))
-        assert asyncio.get_running_loop().time() - began < 10
+        assert asyncio.get_running_loop().time() - began < 4
 
     scene(play)
+
+
+def end_streams_to_c(member: Member, end: Callable[[], Coroutine[Any, Any, Any]]) -> list[str]:
+    """Let a member's streams to c end only with this; returns whom streams go to, as long as they are under way."""
+    push, under_way = member.carrier.push, list[str]()
+
+    async def slower(peer: str, chunks: AsyncIterator[Chunk]) -> None:
+        under_way.append(peer)
+        try:
+            await push(peer, chunks)
+            await (end() if peer == "c" else asyncio.sleep(0))
+        finally:
+            under_way.remove(peer)
+
+    member.carrier.push = slower  # type: ignore[method-assign]
+    return under_way
+
+
+def test_who_votes_has_acknowledged_all_that_was_sent_to_it() -> None:
+    async def play(members: dict[str, Member]) -> None:
+        under_way, began = end_streams_to_c(members["b"], asyncio.Event().wait), asyncio.get_running_loop().time()
+        parts = [Part(members[node], fresh(*"abc")) for node in "abc"]
+        await asyncio.gather(*(part.task for part in parts))
+        assert asyncio.get_running_loop().time() - began < 4
+        assert not under_way, "nothing is left behind"
+
+    scene(play)
+
+
+@pytest.mark.parametrize(
+    ("problem", "suspect"), [(PeerLost("c", "it was cut off"), "c"), (PeerRefused("c", "it was cut off"), NOBODY)]
+)
+def test_a_stream_that_fails_while_votes_are_missing_ends_the_attempt(problem: PeerLost, suspect: str) -> None:
+    async def fail() -> None:
+        await asyncio.sleep(3)
+        raise problem
+
+    async def play(members: dict[str, Member]) -> None:
+        under_way, began = end_streams_to_c(members["b"], fail), asyncio.get_running_loop().time()
+        parts = {node: Part(members[node], fresh(*"abc")) for node in "abc"}
+        suspicion = await parts["b"].suspicion()
+        assert suspicion.node == suspect
+        assert "it was cut off" in suspicion.reason
+        assert asyncio.get_running_loop().time() - began < 4
+        assert members["b"].journal.votes, "it had voted"
+        assert not under_way
+
+    scene(play, c=stop_at("staged"))
 
 
 def test_a_member_that_was_started_again_is_not_waited_for() -> None:

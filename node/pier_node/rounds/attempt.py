@@ -8,16 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 
 from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.patience import LearnedWait
-from pier_node.base.shared import SharedVector
-from pier_node.base.tasks import Signal, cancel_and_wait, first_of, run_to_end
+from pier_node.base.shared import SharedVector, Vector
+from pier_node.base.tasks import Signal, first_of, run_to_end
 from pier_node.base.tracing import span
 from pier_node.outer.codec.interface import Codec, Plain
 from pier_node.outer.mean import Mean, Update, Weighing, norm_limit, weighted_mean
@@ -35,14 +34,10 @@ from pier_node.rounds.witness import Ask
 from pier_node.wire.carrier import ABORT, VOTE, BadMessage, Carrier, Method, PeerLost, Q
 from pier_proto.v1 import peer_pb2 as pb
 
-T = TypeVar("T")
-
 TELL_TIMEOUT = 10.0
 TELLS = 3
 REASON = 1000
 """Most characters of a reason that others are told: a message does not hold every one (wire/bounds.py)."""
-LAST_VOTES = 5.0
-"""Seconds that our vote gets to arrive once all others' are here; who misses it sees our commit in a pulse."""
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +83,7 @@ class Tools:
         self.silence = LearnedWait(initial=30.0, floor=10.0)
         self.bandwidth = 0.0
         self._room = SharedVector(0)
+        self._messages: set[asyncio.Task[None]] = set()
 
     def room(self, length: int) -> SharedVector:
         """Memory for a mean, shape [length]. Attempts that fail leave it to the next one."""
@@ -108,6 +104,18 @@ class Tools:
             except PeerLost as lost:
                 log.info("could not tell %s: %s", lost.node, lost.reason)
 
+    def beside(self, message: Coroutine[Any, Any, None]) -> None:
+        """Send a message while this site goes on: somebody who does not answer must not hold it up."""
+        task = asyncio.create_task(message)
+        self._messages.add(task)
+
+        def sent(task: asyncio.Task[None]) -> None:
+            self._messages.discard(task)
+            if not task.cancelled() and (error := task.exception()):
+                log.error("a message to the other members failed: %r", error)
+
+        task.add_done_callback(sent)
+
 
 class Attempt:
     """This site's part in an attempt.
@@ -124,6 +132,7 @@ class Attempt:
     ) -> None:
         self._tools, self._state, self._promises, self._proposal = tools, state, promises, proposal
         self.round, self.ballot, self._mine = proposal.round, proposal.ballot, mine
+        self._adopts = proposal.HasField("adopt")
         self.began = asyncio.get_running_loop().time()
         self.group = tuple(share.node for share in proposal.shares)
         claims = {share.node: share.tokens for share in proposal.shares}
@@ -140,18 +149,29 @@ class Attempt:
     @property
     def codes(self) -> Codes:
         """The mean of the updates as it travelled, by the first element of each chunk; empty if it was not encoded."""
-        return self.reduction.codes if self.reduction and not self._proposal.HasField("adopt") else {}
+        return self.reduction.codes if self.reduction and not self._adopts else {}
 
     async def run(self, update: Update, advance: Advance) -> tuple[OuterState, pb.Link]:
-        """The decided shadow and the votes that prove it. Raises Suspicion."""
+        """The decided shadow and the votes that prove it. Raises Suspicion.
+
+        Others acknowledge what we send while we go on: the vote of each says that it has all of it.
+        """
+        mean = self._tools.room(len(update.vector))
+        reduction = self.reduction = self._reduction(update, mean.array)
+        self._tools.news.notify()
+        return await first_of(self._decide(reduction, mean, advance), failing(reduction.run()), self._until_aborted())
+
+    async def _decide(self, reduction: Reduction, mean: SharedVector, advance: Advance) -> tuple[OuterState, pb.Link]:
         with span("exchange"):
-            mean = await self._unless_aborted(self._exchange(update))
-        if self._proposal.HasField("adopt"):
+            await reduction.complete.wait()
+        if self._adopts:
             adopted = self._proposal.adopt
             shadow = await self._adopted(adopted)
             known = sorted({*adopted.members, *self.group})
             value = pb.Value(origin=adopted.origin, digest=adopted.digest, members=known)
         else:
+            self._tools.silence.saw(reduction.longest_wait)
+            self._tools.bandwidth = reduction.meter.rate()
             with span("outer step"):
                 self._tools.hand_over()
                 shadow = await run_to_end(asyncio.to_thread(advance, self._state, mean, self._tokens))
@@ -159,8 +179,8 @@ class Attempt:
             value = pb.Value(origin=self.ballot, digest=shadow.digest, members=shadow.members)
         await self._tools.faults.reach(shadow.round, "staged")
         with span("vote"):
-            vote = await self._cast(value, shadow)
-            await self._unless_aborted(self._exchange_votes(vote))
+            self._tools.beside(self._tell(await self._cast(value, shadow)))
+            await self._await_votes()
         for node, factor in self.clipped.items():
             log.warning("round %d: the update of %s was clipped to %.2g of its length", shadow.round, node, factor)
         return shadow, self._link(shadow)
@@ -189,26 +209,19 @@ class Attempt:
         others = [node for node in self.group if node != self._tools.node]
         await asyncio.gather(*(self._tools.tell(node, ABORT, notice) for node in others))
 
-    async def _exchange(self, update: Update) -> SharedVector:
-        """The mean. Members that adopt a result exchange no data, but nobody votes before all have taken part."""
-        tools, adopts = self._tools, self._proposal.HasField("adopt")
+    def _reduction(self, update: Update, mean: Vector) -> Reduction:
+        """The exchange. Members that adopt a result exchange no data, but nobody votes before all have taken part."""
+        tools = self._tools
         plan = Plan(
             round=self._proposal.round,
             ballot=self.ballot,
-            shares=[pb.Share(node=node) for node in self.group] if adopts else self._believed(),
+            shares=[pb.Share(node=node) for node in self.group] if self._adopts else self._believed(),
             norm_limit=norm_limit(self._state.norm),
             silence=tools.silence.seconds(),
             chunk=tools.chunk,
             weighing=self._weighing,
         )
-        mean = tools.room(len(update.vector))
-        self.reduction = Reduction(tools.carrier, plan, update, mean.array, tools.codec, tools.faults, tools.mean)
-        tools.news.notify()
-        await self.reduction.run()
-        if not adopts:
-            tools.silence.saw(self.reduction.longest_wait)
-            tools.bandwidth = self.reduction.meter.rate()
-        return mean
+        return Reduction(tools.carrier, plan, update, mean, tools.codec, tools.faults, tools.mean)
 
     def _believed(self) -> list[pb.Share]:
         """The shares, with tokens reduced to what can be true: every member gets the same ones."""
@@ -279,17 +292,6 @@ class Attempt:
         tools.votes.count(vote, signed, self.group)
         return signed
 
-    async def _exchange_votes(self, vote: pb.Signed) -> None:
-        """Tell all our vote while we wait for theirs: a member that is gone must not hold up both. Raises Suspicion."""
-        telling = asyncio.create_task(self._tell(vote))
-        try:
-            await self._await_votes()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LAST_VOTES):
-                    await telling
-        finally:
-            await cancel_and_wait(telling)
-
     async def _tell(self, vote: pb.Signed) -> None:
         tools = self._tools
         others = [node for node in self.group if node != tools.node]
@@ -337,13 +339,17 @@ class Attempt:
             handovers=[signed[name] for name, it in told.items() if it in few],
         )
 
-    async def _unless_aborted(self, work: Coroutine[Any, Any, T]) -> T:
-        return await first_of(work, self._until_aborted())
-
     async def _until_aborted(self) -> NoReturn:
         await self._tools.news.until(lambda: self._aborted is not None)
         assert self._aborted
         raise self._aborted
+
+
+async def failing(work: Coroutine[Any, Any, None]) -> NoReturn:
+    """Raise what the work raises; if it ends well, there is nothing to raise, ever."""
+    await work
+    await asyncio.Event().wait()
+    raise AssertionError
 
 
 async def check_finite(shadow: OuterState) -> None:

@@ -11,8 +11,7 @@ import asyncio
 import logging
 import math
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 
 from pier_node.base.errors import PierError
 from pier_node.base.patience import Backoff, LearnedWait
@@ -75,7 +74,6 @@ class Rounds:
         self._suspects, self._standstill = Suspects(self._roster.started_at), Standstill()
         self._involved = Involved()
         self._nonce = b""
-        self._messages: set[asyncio.Task[None]] = set()
         self._mine = Ready()
         self._attempt: Attempt | None = None
         self.statements = tools.statements
@@ -282,21 +280,9 @@ class Rounds:
             log.warning("round %d, attempt %d: given up: %s", proposal.round, proposal.ballot.number, suspicion)
             for node in self._involved.add(suspicion, {*attempt.group} - {self.node}):
                 self._suspects.add(node, proposal.round if suspicion.mute else 0, since=attempt.began)
-            self._tell(attempt.give_up(suspicion))
+            self._tools.beside(attempt.give_up(suspicion))
         finally:
             attempt.close()
-
-    def _tell(self, message: Coroutine[Any, Any, None]) -> None:
-        """Send a message while this site goes on: somebody who does not answer must not hold it up."""
-        task = asyncio.create_task(message)
-        self._messages.add(task)
-
-        def sent(task: asyncio.Task[None]) -> None:
-            self._messages.discard(task)
-            if not task.cancelled() and (error := task.exception()):
-                log.error("a message to the other members failed: %r", error)
-
-        task.add_done_callback(sent)
 
     async def _ask(self, update: Update) -> Proposal | None:
         """Announce ourselves to the leader; return its proposal if we can take part in it or shall wait."""

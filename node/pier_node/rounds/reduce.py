@@ -194,12 +194,13 @@ class Reduction:
 
     Args:
         update: its vector is not read if its share has no tokens.
-        mean: receives the mean, as long as the update; complete once `run` returns.
+        mean: receives the mean, as long as the update.
         rule: how the members' updates become a mean.
 
     Attributes:
         clips: clipping factor by node, for members whose update is longer than allowed.
         longest_wait: longest time in seconds that we waited for a member's next chunk.
+        complete: set once the mean is complete, when the last chunks for the others may still be on their way.
         codes: the mean as it travels, by the first element of each chunk; of sparse codes, that of our shard only.
     """
 
@@ -226,39 +227,48 @@ class Reduction:
         self._opened: set[tuple[str, int]] = set()
         self._complete: set[str] = set()
         self._broken: asyncio.Future[Suspicion] = asyncio.get_running_loop().create_future()
-        self._over = False
+        self._over, self.complete = False, asyncio.Event()
+        self._sent = asyncio.Semaphore(0)
         self.longest_wait = 0.0
         self.meter = Meter(asyncio.get_running_loop().time())
         self._reduced = {start: asyncio.Event() for start, _ in plan.ranges(self._mine)}
 
     async def run(self) -> None:
-        """Exchange chunks with all members. Raises Suspicion."""
+        """Exchange chunks with all members; return once they have acknowledged everything. Raises Suspicion."""
         worst: Suspicion | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 watch = tasks.create_task(self._watch())
-                await self._exchange()
+                await self._exchange(tasks)
                 watch.cancel()
+                self._let_go()
+                self.complete.set()
         except* Suspicion as group:
             worst = _worst(group)
         finally:
-            self._over = True
-            # What was under way may refer to this object until it is collected, but the vectors are needed elsewhere.
-            self._update, self._mean = NO_UPDATE, NO_UPDATE.vector
-            for queue in self._senders.values():  # a stream that waits for room would wait for ever
-                while not queue.empty():
-                    queue.get_nowait()
+            self._let_go()
         if worst:  # before Python 3.11.4, an exception raised inside `except*` is wrapped in a group
             raise worst
 
-    async def _exchange(self) -> None:
+    async def _exchange(self, acknowledged: asyncio.TaskGroup) -> None:
+        """Return once the mean is complete and the last chunks are on their way to the others."""
+        for share in self._others:
+            # A member may have to wait for a third one before it takes more, so it gets twice the silence.
+            for chunks in (self._scatter_to(share), self._gather_to()):
+                acknowledged.create_task(send(self._carrier, share.node, chunks, 2 * self._plan.silence))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._reduce())
             for share in self._others:
-                # A member may have to wait for a third one before it takes more, so it gets twice the silence.
-                tasks.create_task(send(self._carrier, share.node, self._scatter_to(share), 2 * self._plan.silence))
-                tasks.create_task(send(self._carrier, share.node, self._gather_to(), 2 * self._plan.silence))
                 tasks.create_task(self._await_shard(share))
+        for _ in range(2 * len(self._others)):
+            await self._sent.acquire()
+
+    def _let_go(self) -> None:
+        # What is under way may refer to this object until it is collected, but the vectors are needed elsewhere.
+        self._over, self._update, self._mean = True, NO_UPDATE, NO_UPDATE.vector
+        for queue in self._senders.values():  # a stream that waits for room would wait for ever
+            while not queue.empty():
+                queue.get_nowait()
 
     async def take(self, sender: str, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
         """Receive a member's stream of this attempt. Raises BadMessage: the sender is told, and suspected."""
@@ -285,6 +295,7 @@ class Reduction:
                 data = (await self._work(partial(self._coded, slice(start, end)))).data
                 yield self._plan.message(Chunk.STAGE_SCATTER, start, data)
                 self.meter.sent(len(data), asyncio.get_running_loop().time())
+        self._sent.release()
 
     async def _gather_to(self) -> AsyncGenerator[Chunk]:
         """The mean of our shard, chunk by chunk as each becomes ready."""
@@ -294,6 +305,7 @@ class Reduction:
             data = self.codes[start] if self._codec.lossy else self._codec.encode(self._mean[start:end])
             yield self._plan.message(Chunk.STAGE_GATHER, start, data)
             self.meter.sent(len(data), asyncio.get_running_loop().time())
+        self._sent.release()
 
     async def _reduce(self) -> None:
         """Take the parts of each chunk of our shard in order, and reduce up to AT_ONCE chunks at a time."""
