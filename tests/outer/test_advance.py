@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ from rounds.cases import shared
 
 from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import RunConfig
+from pier_node.outer import state as states
 from pier_node.outer.advance import advance
 from pier_node.outer.inner_optimizer import Moments, take_step
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import Kind, RoundPlan, round_plan
-from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
+from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState, Piece
 
 TOKENS = {"b": 30, "a": 10}
 
@@ -67,6 +69,28 @@ def test_the_mean_becomes_a_part_of_the_next_state_if_it_is_one_of_the_whole_mod
     half = replace(plan(Kind.LOCAL, 0.9, 1.0), fragment=1, fragments=2)
     after = advance(before, shared([0.5]), TOKENS, half, LAYOUT, CONFIG.inner)
     assert after.momentum == pytest.approx([3.0, 0.9 * 4.0 + 0.5])
+
+
+def test_only_the_fragment_of_a_round_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "PIECE", 8)
+    monkeypatch.setattr("pier_node.outer.schedule.PIECE", 8)
+    rng = np.random.default_rng(4)
+    before, measured = state(*rng.normal(size=(2, 45)).astype(np.float32)), list[Vector]()
+    assert before.norm
+
+    def of(values: Vector) -> Piece:
+        measured.append(values)
+        return Piece(sha256(values.tobytes()).digest(), float(np.dot(values, values)))
+
+    monkeypatch.setattr(Piece, "of", of)
+    third = replace(plan(Kind.LOCAL, 0.9, 1.0), fragment=1, fragments=3)
+    part = third.span(45)
+    after = step(before, np.ones(part.stop - part.start), third)
+    for values, former in ((after.anchor, before.anchor), (after.momentum, before.momentum)):
+        assert [*np.flatnonzero(values != former)] == [*range(part.start, part.stop)]
+    assert len(measured) == 2 * 2, f"pieces of 8 in {part}, of two tensors"
+    fresh = OuterState(after.round, after.members, after.tensors, after.ledger)
+    assert (fresh.digest, fresh.norm) == (after.digest, after.norm)
 
 
 def test_no_momentum_and_full_rate_is_the_identity() -> None:

@@ -72,12 +72,13 @@ def advance(
     return OuterState(state.round + 1, tuple(sorted(tokens)), tensors, ledger, adam_step).knowing(pieces)
 
 
-def _in_pieces(tensors: Mapping[str, SharedVector], make: Callable[[slice], None]) -> dict[str, list[Piece]]:
-    """Make tensors piece by piece; each is measured while it is in the cache."""
+def _in_pieces(
+    tensors: Mapping[str, SharedVector], make: Callable[[slice], list[Piece] | None]
+) -> dict[str, list[Piece]]:
+    """Make tensors piece by piece; each is measured while it is in the cache, unless `make` says what it measures."""
 
     def work(piece: slice) -> list[Piece]:
-        make(piece)
-        return [Piece.of(vector.array[piece]) for vector in tensors.values()]
+        return make(piece) or [Piece.of(vector.array[piece]) for vector in tensors.values()]
 
     rows = in_pieces(work, len(tensors[ANCHOR].array))
     return dict(zip(tensors, map(list, zip(*rows, strict=True)), strict=True))
@@ -137,23 +138,25 @@ def _sync(state: OuterState, mean: SharedVector, plan: RoundPlan, layout: Layout
 
 
 def _local(state: OuterState, mean: SharedVector, plan: RoundPlan, alone: Vector | None) -> Made:
-    """Take Pier's (and DiLoCo's) outer step on one fragment; the other fragments stay unchanged."""
+    """Take Pier's (and DiLoCo's) outer step on one fragment; the other fragments stay unchanged, also their hashes."""
     length = len(state.anchor)
     part = plan.span(length)
     anchor, momentum = SharedVector.scratch(length), mean if plan.fragments == 1 else SharedVector.scratch(length)
     exact = alone if (plan.momentum, plan.lr, plan.fragments) == (0, 1, 1) else None
+    _ = state.pieces  # measured by now, not by several threads at once
 
-    def make(piece: slice) -> None:
+    def make(piece: slice) -> list[Piece] | None:
         if piece.start < part.start or piece.stop > part.stop:
             anchor.array[piece], momentum.array[piece] = state.anchor[piece], state.momentum[piece]
         here = slice(max(piece.start, part.start), min(piece.stop, part.stop))
         if here.start >= here.stop:
-            return
+            return [state.piece(name, piece.start) for name in tensors]
         delta, new = mean.array[here.start - part.start : here.stop - part.start].copy(), anchor.array[here]
         outer_step(state.anchor[here], state.momentum[here], delta, plan.momentum, plan.lr, new, momentum.array[here])
         if exact is not None:
             # θ in place of φ − Δ, which is rounded, where Δ = φ − θ
             np.copyto(new, exact[here], where=state.anchor[here] - exact[here] == delta)
+        return None
 
     tensors = {ANCHOR: anchor, MOMENTUM: momentum}
     return tensors, _in_pieces(tensors, make)

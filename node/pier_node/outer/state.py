@@ -95,6 +95,10 @@ class OuterState:
         """What is known of each piece of each tensor. The first use takes as long as reading all of them."""
         return {name: measured(vector.array) for name, vector in self.tensors.items()}
 
+    def piece(self, name: str, start: int) -> Piece:
+        """What is known of the piece that begins with this element of a tensor."""
+        return self.pieces[name][start // PIECE]
+
     def knowing(self, pieces: dict[str, list[Piece]]) -> Self:
         """This state, whose pieces were measured while they were made."""
         vars(self)["pieces"] = pieces
