@@ -275,9 +275,10 @@ class Training(Work):
     async def _launch(self, plan: RoundPlan, tokens: int) -> None:
         """Bring this site's update to a round."""
         update = await asyncio.to_thread(self._update, plan, tokens)
+        state = self._rounds.state
+        self._flight = Flight(plan, state, asyncio.create_task(self._exchange(plan, update)))
         if self._config.outer.overlap:
-            self._start = await asyncio.to_thread(self._beginning, self._rounds.state)
-        self._flight = Flight(plan, self._rounds.state, asyncio.create_task(self._exchange(plan, update)))
+            self._start = await asyncio.to_thread(self._beginning, state)
 
     def _update(self, plan: RoundPlan, tokens: int) -> Update:
         outbox, norm, pending = self._trainer.outbox.array, self._rounds.state.norm, self._unsent
