@@ -202,6 +202,12 @@ def merge(**options: Any) -> None:
     "how long the run takes. [default: uncompressed]",
 )
 @click.option(
+    "--rtt",
+    type=Finite(min=0),
+    metavar="MS",
+    help="With --pace: milliseconds of a round trip between the sites that are furthest apart. [default: 100]",
+)
+@click.option(
     "--optimizer",
     type=click.Choice(["adamw", "muon"]),
     help="Optimizer of inner steps; Muon had the lower loss with small models. [default: adamw]",
@@ -213,16 +219,22 @@ def merge(**options: Any) -> None:
 )
 @FORCE
 @explained
-def init(file: Path, force: bool, pace: tuple[float, float] | None, sites: int | None, **model: Any) -> None:
+def init(
+    file: Path, force: bool, pace: tuple[float, float] | None, rtt: float | None, sites: int | None, **model: Any
+) -> None:
     """Write a run.toml with all settings, meanings and defaults.
 
     FILE is the file to write. [default: run.toml]
     """
-    from pier_node.commands.init import Pace, Wanted, init
+    from pier_node.commands.init import RTT, Pace, Wanted, init
 
+    if rtt is not None and pace is None:
+        raise click.UsageError("--rtt is part of a prediction. Give --pace, too, or leave it out.")
     run = {"sites": sites} if sites else {}
     given = {key: value for key, value in model.items() if value is not None}
-    click.echo(init(file, Wanted(**given, run=run, pace=Pace(*pace) if pace else None), force))
+    click.echo(
+        init(file, Wanted(**given, run=run, pace=Pace(*pace, RTT if rtt is None else rtt) if pace else None), force)
+    )
 
 
 @main.command()

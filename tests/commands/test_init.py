@@ -63,17 +63,18 @@ def test_the_next_command_can_be_copied_whatever_the_file_is_called(call: Call, 
 
 
 @pytest.mark.parametrize(
-    ("mbit", "chosen", "keys"),
+    ("mbit", "rtt", "chosen", "keys"),
     [
-        ("1000", "as they are (fp32)", ("none", False, 1)),
-        ("20", "int4", ("int4", False, 1)),
-        ("2", "int4, while sites train", ("int4", True, 5)),
+        ("1000", "100", "as they are (fp32)", ("none", False, 1)),
+        ("20", "1", "int4", ("int4", False, 1)),
+        ("20", "100", "int4, while sites train", ("int4", True, 5)),
+        ("2", "1", "int4, while sites train", ("int4", True, 5)),
     ],
 )
 def test_the_pace_of_the_slowest_site_chooses_how_updates_travel(
-    call: Call, tmp_path: Path, mbit: str, chosen: str, keys: tuple[str, bool, int]
+    call: Call, tmp_path: Path, mbit: str, rtt: str, chosen: str, keys: tuple[str, bool, int]
 ) -> None:
-    done = call("init", tmp_path / "run.toml", "--sites", "2", "--pace", mbit, "0.05")
+    done = call("init", tmp_path / "run.toml", "--sites", "2", "--pace", mbit, "0.05", "--rtt", rtt)
     outer = load(tmp_path / "run.toml").outer
     assert (outer.codec, outer.overlap, outer.fragments) == keys
     assert (outer.algorithm, outer.momentum) == (LEAST_LOSS["algorithm"], LEAST_LOSS["momentum"])
@@ -84,18 +85,30 @@ def test_the_pace_of_the_slowest_site_chooses_how_updates_travel(
     assert max(map(len, done.output.split("Chosen")[0].splitlines()[1:])) <= 80
 
 
-def test_a_prediction_is_that_of_bytes_over_the_line(call: Call, tmp_path: Path) -> None:
-    done = call("init", tmp_path / "run.toml", "--sites", "2", "--pace", "8", "0.1")
-    [row] = [line for line in done.output.splitlines() if "fp32" in line and "%" in line]
+@pytest.mark.parametrize(("words", "trip"), [((), 0.1), (("--rtt", "250"), 0.25), (("--rtt", "0"), 0.0)])
+def test_a_prediction_is_that_of_bytes_over_the_line_and_of_round_trips(
+    call: Call, tmp_path: Path, words: tuple[str, ...], trip: float
+) -> None:
+    done = call("init", tmp_path / "run.toml", "--sites", "2", "--pace", "8", "0.1", *words)
+    [plain] = [line for line in done.output.splitlines() if "fp32" in line and "%" in line]
     parameters = Layout.of(load(tmp_path / "run.toml").model).length
-    exchange = 4 * parameters / 1e6  # each of two sites sends half of its update, and half of the mean
-    assert f"{exchange:.3g} s" in row
-    assert f"{100 * 5 / (5 + exchange):.0f} %" in row
+    exchange = 4 * parameters / 1e6 + 2 * trip  # each of two sites sends half of its update, and half of the mean
+    assert f"{exchange:.3g} s" in plain
+    assert f"{100 * 5 / (5 + exchange):.0f} %" in plain
+    [five] = [line for line in done.output.splitlines() if "while sites train  " in line]
+    apart = 4 * parameters / 1e6 * 4.25 / 32 + 5 * 2 * trip
+    assert f"{apart:.3g} s" in five or f"{1000 * apart:.0f} ms" in five, "each of five fragments has a round of its own"
+
+
+def test_a_round_trip_is_part_of_a_pace(call: Call, tmp_path: Path) -> None:
+    failed = call("init", tmp_path / "run.toml", "--sites", "2", "--rtt", "80")
+    assert failed.exit_code
+    assert "Give --pace, too" in failed.output
 
 
 def test_a_result_that_comes_late_costs_loss(call: Call, tmp_path: Path) -> None:
     for mbit, loss in (("5", "+0.3 %"), ("0.5", "+1.3 %")):
-        done = call("init", tmp_path / mbit, "--sites", "2", "--pace", mbit, "0.05")
+        done = call("init", tmp_path / mbit, "--sites", "2", "--pace", mbit, "0.05", "--rtt", "0")
         [row] = [line for line in done.output.splitlines() if "while sites train" in line and "Chosen" not in line]
         assert row.endswith(loss)
 

@@ -27,6 +27,7 @@ from pier_node.doctor.links import (
 )
 from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity
+from pier_node.rounds.prediction import Line
 from pier_node.wire.carrier import HELLO, PROTOCOL
 from pier_node.wire.grpc import reasons
 from pier_node.wire.grpc.carrier import GrpcCarrier
@@ -174,14 +175,14 @@ def config(**outer: Any) -> RunConfig:
 
 
 def test_with_overlap_the_advice_needs_fewer_steps() -> None:
-    finding = utilisation_finding(config(overlap=True), PARAMETERS, 2, 6.25e6, 5120, None)
+    finding = utilisation_finding(config(overlap=True), PARAMETERS, 2, Line(6.25e6, 0), 5120, None)
     assert finding.values["better_inner_steps"] == 89
     assert finding.remedy.endswith('; or set outer.codec = "int4" (an eighth of the bytes).')
 
 
 def test_a_fast_line() -> None:
     """2 sites: 123.2 MB at 125 MB/s take 0.986 s; 50 steps of 1024 tokens at 5120 a second take 10 s."""
-    finding = utilisation_finding(config(), PARAMETERS, 2, 125e6, 5120, None)
+    finding = utilisation_finding(config(), PARAMETERS, 2, Line(125e6, 0), 5120, None)
     assert finding.verdict is Verdict.OK
     assert finding.values["exchange_seconds"] == pytest.approx(0.9856)
     assert finding.values["compute_seconds"] == pytest.approx(10.0)
@@ -191,7 +192,7 @@ def test_a_fast_line() -> None:
 
 def test_a_slow_line_is_met_by_more_inner_steps() -> None:
     """At 50 Mbit/s the exchange takes 19.7 s: 34 %. For 90 %: 9 · 19.7 s / 0.2 s = 887 steps."""
-    finding = utilisation_finding(config(), PARAMETERS, 2, 6.25e6, 5120, 0.31)
+    finding = utilisation_finding(config(), PARAMETERS, 2, Line(6.25e6, 0), 5120, 0.31)
     assert finding.verdict is Verdict.PROBLEM
     assert finding.values["better_inner_steps"] == 890
     assert "Raise outer.inner_steps to H = 890" in finding.remedy
@@ -199,14 +200,14 @@ def test_a_slow_line_is_met_by_more_inner_steps() -> None:
 
 
 def test_in_between_it_is_advice() -> None:
-    finding = utilisation_finding(config(), PARAMETERS, 2, 25e6, 5120, None)
+    finding = utilisation_finding(config(), PARAMETERS, 2, Line(25e6, 0), 5120, None)
     assert 0.5 < finding.values["utilisation"] < 0.8
     assert finding.verdict is Verdict.ADVICE
 
 
 def test_no_advice_is_longer_than_the_run() -> None:
     short = RunConfig.model_validate({"inner": {"total_steps": 500}})
-    finding = utilisation_finding(short, PARAMETERS, 2, 6.25e6, 5120, None)
+    finding = utilisation_finding(short, PARAMETERS, 2, Line(6.25e6, 0), 5120, None)
     assert "500 inner steps are fewer than the H = 890" in finding.remedy
     assert "smaller model" in finding.remedy
 
@@ -221,34 +222,43 @@ def test_no_advice_is_longer_than_the_run() -> None:
 )
 def test_overlap_is_advised_with_the_fragments_without_which_it_costs_loss(outer: dict[str, Any], advice: str) -> None:
     slow = RunConfig.model_validate({"inner": {"total_steps": 100_000}, "outer": outer})
-    assert advice in utilisation_finding(slow, PARAMETERS, 2, 6.25e6, 5120, None).remedy
+    assert advice in utilisation_finding(slow, PARAMETERS, 2, Line(6.25e6, 0), 5120, None).remedy
 
 
 def test_synchronous_training_exchanges_at_each_step() -> None:
-    finding = utilisation_finding(config(algorithm="sync"), PARAMETERS, 2, 125e6, 5120, None)
+    finding = utilisation_finding(config(algorithm="sync"), PARAMETERS, 2, Line(125e6, 0), 5120, None)
     assert finding.values["compute_seconds"] == pytest.approx(0.2)
     assert 'algorithm = "diloco"' in finding.remedy
 
 
+def test_round_trips_take_time_in_each_fragments_round() -> None:
+    long = Line(125e6, 0.25)
+    once = utilisation_finding(config(), PARAMETERS, 2, long, 5120, None).values["exchange_seconds"]
+    apart = utilisation_finding(config(fragments=5), PARAMETERS, 2, long, 5120, None).values["exchange_seconds"]
+    assert once == pytest.approx(0.9856 + 0.5)
+    assert apart == pytest.approx(0.9856 + 2.5)
+
+
 def test_what_is_not_known_is_said() -> None:
-    assert utilisation_finding(config(), PARAMETERS, 1, 0, 0, None).verdict is Verdict.OK
-    no_link = utilisation_finding(config(), PARAMETERS, 2, 0, 5120, None)
-    no_speed = utilisation_finding(config(), PARAMETERS, 2, 125e6, 0, None)
+    assert utilisation_finding(config(), PARAMETERS, 1, Line(0, 0), 0, None).verdict is Verdict.OK
+    no_link = utilisation_finding(config(), PARAMETERS, 2, Line(0, 0), 5120, None)
+    no_speed = utilisation_finding(config(), PARAMETERS, 2, Line(125e6, 0), 0, None)
     assert no_link.verdict is no_speed.verdict is Verdict.UNKNOWN
     assert "an exchange takes 986 ms" in no_speed.detail
 
 
 @given(
     rate=st.floats(1e4, 1e9),
+    trip=st.floats(0, 1),
     speed=st.floats(10, 1e7),
     steps=st.integers(1, 1000),
     sites=st.integers(2, 64),
 )
-def test_the_advice_is_worth_following(rate: float, speed: float, steps: int, sites: int) -> None:
+def test_the_advice_is_worth_following(rate: float, trip: float, speed: float, steps: int, sites: int) -> None:
     """With the H that is advised the prediction reaches the aim, and not at twice the steps that it takes."""
-    finding = utilisation_finding(config(inner_steps=steps), PARAMETERS, sites, rate, speed, None)
+    finding = utilisation_finding(config(inner_steps=steps), PARAMETERS, sites, Line(rate, trip), speed, None)
     wanted = int(finding.values.get("better_inner_steps", 0))
     if 0 < wanted <= 100_000:
-        better = utilisation_finding(config(inner_steps=wanted), PARAMETERS, sites, rate, speed, None)
+        better = utilisation_finding(config(inner_steps=wanted), PARAMETERS, sites, Line(rate, trip), speed, None)
         assert AIM - 1e-9 <= better.values["utilisation"] <= 0.95
         assert wanted > steps

@@ -67,7 +67,7 @@ def test_what_a_link_predicts_is_told() -> None:
     told = prediction(config, 0.0, "beta", link)
     assert told == (
         "link to beta: 12 ms round trip, 100 Mbit/s there, 200 Mbit/s back; an exchange of 2 sites sends 4.15 MB, "
-        "which takes 332 ms on it"
+        "which takes 356 ms on it"
     )
     assert prediction(config, 7700.0, "beta", link) == (
         f"{told}; the inner steps take 6.65 s: this site trains 95 % of the time"

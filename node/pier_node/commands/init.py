@@ -40,6 +40,10 @@ SYNC_WHY = (
 )
 
 
+RTT = 100.0
+"""Milliseconds of a round trip between sites of which nothing else is said: across a continent, or an ocean."""
+
+
 @dataclass(frozen=True)
 class Pace:
     """How fast the slowest site is.
@@ -47,10 +51,12 @@ class Pace:
     Attributes:
         mbit: of its link to the others, in Mbit/s.
         step: seconds of an inner step.
+        rtt: longest round trip from one site to another, in milliseconds.
     """
 
     mbit: float
     step: float
+    rtt: float = RTT
 
 
 @dataclass(frozen=True)
@@ -120,14 +126,15 @@ def way(config: RunConfig, pace: Pace) -> tuple[Way, str, str]:
     Args:
         config: the run, whose updates travel as they are.
     """
-    from pier_node.rounds.prediction import exchange_bytes, share_of_compute
+    from pier_node.rounds.prediction import Line, exchange_seconds, share_of_compute
 
     parameters, inner, outer = Layout.of(config.model).length, config.inner, config.outer
+    line = Line(pace.mbit * 125_000, pace.rtt / 1000)
     rows = [f"  {'updates travel':24}{'exchange':>10}{'training':>10}{'whole run':>12}{'loss':>9}"]
     found = []
     for each in WAYS:
         run = config.model_copy(update={"outer": outer.model_copy(update=each.keys)})
-        exchange = exchange_bytes(run, parameters, config.run.sites) * 8e-6 / pace.mbit
+        exchange = exchange_seconds(run, parameters, config.run.sites, line)
         share = share_of_compute(run, outer.inner_steps * pace.step, exchange)
         part, (start, cost) = outer.start_fraction, start_of(run, pace, exchange)
         whole = inner.total_steps * pace.step * (part * cost + (1 - part) / share)
@@ -218,7 +225,10 @@ def _into_replicas(tables: dict[str, dict[str, Any]], wanted: Wanted) -> tuple[s
         best, start, table = way(RunConfig.model_validate(tables), pace)
         tables["outer"] |= {**best.keys, "start": start}
         why += f" Updates travel {best.words}: chosen for {pace.mbit:g} Mbit/s and {pace.step:g} s an inner step."
-        told += f"\nWith {pace.mbit:g} Mbit/s and {pace.step:g} s an inner step, predicted:\n\n{table}\n\n"
+        told += (
+            f"\nWith {pace.mbit:g} Mbit/s, {pace.step:g} s an inner step and {pace.rtt:g} ms a round trip, predicted:"
+        )
+        told += f"\n\n{table}\n\n"
         told += f"Chosen: {best.words}. Loss: above synchronous training, as measured with {FEW} sites and 100 rounds."
         told += " With 16 sites it was 2 % higher." if sites > FEW else ""
         told += " With Muon it was about 4 % lower.\n\n" if muon else "\n\n"

@@ -26,6 +26,7 @@ from pier_node.identity.certificates import Credentials, credentials
 from pier_node.identity.node import Identity, Token
 from pier_node.outer.layout import Layout
 from pier_node.pipeline.stage import stage_layout
+from pier_node.rounds.prediction import Line
 from pier_node.site.coordinator.link import Enrolment
 from pier_node.site.join import find_site, find_token, known_config
 from pier_node.site.running import Running, Status, find_daemon, last_event
@@ -122,19 +123,23 @@ def _of_this_machine(here: Standpoint, config: RunConfig, sites: int, links: Seq
         machine.disk_finding(folder, config, parameters, machine.free_disk(folder), here.daemon is not None),
         machine.memory_finding(config, parameters, workers, held, machine.free_memory()),
         *([] if stages > 1 else _of_replicas(here, config, parameters, sites, links)),
-        *machine.idle_finding(machine.forgets_idle_links(), max((link.round_trip for link in links), default=0.0)),
+        *machine.idle_finding(machine.forgets_idle_links(), _slowest(links).round_trip),
     ]
+
+
+def _slowest(links: Sequence[Link]) -> Line:
+    slowest = min((min(link.up, link.down) for link in links), default=0.0)
+    return Line(slowest, max((link.round_trip for link in links), default=0.0))
 
 
 def _of_replicas(
     here: Standpoint, config: RunConfig, parameters: int, sites: int, links: Sequence[Link]
 ) -> list[Finding]:
-    slowest = min((min(link.up, link.down) for link in links), default=0.0)
     speed, measured = here.status.get("tokens_per_second") or 0.0, here.status.get("utilisation")
     return [
         *machine.workers_findings(config, here.settings),
         *boundary_finding(config, parameters),
-        utilisation_finding(config, parameters, sites, slowest, speed, measured),
+        utilisation_finding(config, parameters, sites, _slowest(links), speed, measured),
     ]
 
 

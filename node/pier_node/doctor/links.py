@@ -15,7 +15,7 @@ from pier_node.base.address import parse_address
 from pier_node.base.units import percent, rate, seconds
 from pier_node.config.run import RunConfig
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict
-from pier_node.rounds.prediction import exchange_bytes, inner_steps, share_of_compute
+from pier_node.rounds.prediction import Line, exchange_seconds, inner_steps, share_of_compute
 from pier_node.site.join import SET_CLOCKS, clock_in_words
 from pier_node.wire.addresses import first_hop
 from pier_node.wire.carrier import GREETING, PROBE, PROTOCOL, Carrier, PeerLost
@@ -196,21 +196,21 @@ CHECK = "utilisation"
 
 
 def utilisation_finding(
-    config: RunConfig, parameters: int, sites: int, rate: float, speed: float, measured: float | None
+    config: RunConfig, parameters: int, sites: int, line: Line, speed: float, measured: float | None
 ) -> Finding:
     """The prediction.
 
     Args:
         sites: number of sites that take part, this one included.
-        rate: of the slowest link, in bytes per second; 0: not known.
+        line: its rate is 0 if it is not known.
         speed: of this site in inner steps, in tokens per second; 0: not known yet.
         measured: utilisation measured by its daemon so far, including waits for other sites; None: not yet.
     """
     if sites < 2:
         return Finding(THIS_SITE, CHECK, Verdict.OK, "a run of one site exchanges nothing")
-    if not rate:
+    if not line.rate:
         return Finding(THIS_SITE, CHECK, Verdict.UNKNOWN, "no link to another site could be measured")
-    exchange = exchange_bytes(config, parameters, sites) / rate
+    exchange = exchange_seconds(config, parameters, sites, line)
     if not speed:
         detail = f"an exchange takes {seconds(exchange)}; its part of the time shows once this site has trained"
         return Finding(THIS_SITE, CHECK, Verdict.UNKNOWN, detail, "", {"exchange_seconds": exchange})

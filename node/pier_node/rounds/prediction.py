@@ -1,15 +1,37 @@
-"""What the rate of the slowest link predicts: how long an exchange takes, and for which part of its time a site trains.
+"""What the slowest link predicts: how long an exchange takes, and for which part of its time a site trains.
 
 In a round, each of n members sends its vector of P values by reduce-scatter and all-gather: 2·P·(n − 1)/n values, of 4
 bytes or as encoded by the codec, after H inner steps or, with overlap, during them. A pair in noloco exchanges P values
 in both directions at once; what is sent ahead of the round does not count.
+
+A fragment has a round of its own, with its round trips. What a round takes besides (the outer step, votes that are
+written down) is not counted.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from pier_node.config.run import RunConfig
 from pier_node.outer.codec import codec, of_means
 from pier_node.rounds.reduce import CHUNK
+
+ROUND_TRIPS = 2
+"""Of a round: announcement and proposal, then data and votes (docs/protocol.md, "The exchange")."""
+
+
+class Line(NamedTuple):
+    """What an exchange has to pass: bytes per second of the slowest link, and seconds of the longest round trip."""
+
+    rate: float
+    round_trip: float
+
+
+def exchange_seconds(config: RunConfig, parameters: int, sites: int, line: Line) -> float:
+    """Seconds until the whole model is synced once."""
+    return (
+        exchange_bytes(config, parameters, sites) / line.rate + ROUND_TRIPS * config.outer.fragments * line.round_trip
+    )
 
 
 def exchange_bytes(config: RunConfig, parameters: int, sites: int) -> float:

@@ -17,7 +17,7 @@ from pier_node.engine.program import Program
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import Kind, round_plan, total_rounds
 from pier_node.outer.state import OuterState
-from pier_node.rounds.prediction import exchange_bytes, inner_steps, share_of_compute
+from pier_node.rounds.prediction import Line, exchange_bytes, exchange_seconds, inner_steps, share_of_compute
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import Carrier, PeerLost
@@ -62,8 +62,8 @@ def prediction(config: RunConfig, speed: float, peer: str, link: Link) -> str:
         speed: of this site in inner steps, in tokens per second; 0: not known yet.
     """
     sites = max(config.run.sites, 2)
-    size = exchange_bytes(config, Layout.of_run(config).length, sites)
-    takes = size / min(link.up, link.down)
+    parameters, line = Layout.of_run(config).length, Line(min(link.up, link.down), link.round_trip)
+    size, takes = exchange_bytes(config, parameters, sites), exchange_seconds(config, parameters, sites, line)
     told = (
         f"link to {peer}: {seconds(link.round_trip)} round trip, {rate(link.up)} there, {rate(link.down)} back; "
         f"an exchange of {sites} sites sends {amount(size)}, which takes {seconds(takes)} on it"
