@@ -159,7 +159,7 @@ class Attempt:
         mean = self._tools.room(len(update.vector))
         reduction = self.reduction = self._reduction(update, mean.array)
         self._tools.news.notify()
-        return await first_of(self._decide(reduction, mean, advance), failing(reduction.run()), self._until_aborted())
+        return await first_of(self._decide(reduction, mean, advance), _failure_of(reduction), self._until_aborted())
 
     async def _decide(self, reduction: Reduction, mean: SharedVector, advance: Advance) -> tuple[OuterState, pb.Link]:
         with span("exchange"):
@@ -345,9 +345,9 @@ class Attempt:
         raise self._aborted
 
 
-async def failing(work: Coroutine[Any, Any, None]) -> NoReturn:
-    """Raise what the work raises; if it ends well, there is nothing to raise, ever."""
-    await work
+async def _failure_of(reduction: Reduction) -> NoReturn:
+    """Run an exchange, and raise what goes wrong in it; if nothing does, wait for ever."""
+    await reduction.run()
     await asyncio.Event().wait()
     raise AssertionError
 
