@@ -111,6 +111,22 @@ def group(proposal: Proposal) -> str:
     return "".join(share.node for share in proposal.shares)
 
 
+def test_a_member_that_commits_before_its_leader_is_not_sent_away() -> None:
+    """Its question would come again a round trip later."""
+
+    async def scene(desk: Desk) -> None:
+        asked = [desk.ask(ready(node, round=6)) for node in "bc"]
+        await asyncio.sleep(0.5)
+        assert not any(task.done() for task in asked)
+        desk.view = replace(desk.view, state=_state(5))
+        desk.roll.changed.notify()
+        assert group(await desk.ask(ready("a", round=6))) == "abc"
+        assert [group(await task) for task in asked] == ["abc"] * 2
+        assert now() < 1
+
+    at_desk(scene)
+
+
 def test_all_are_here() -> None:
     async def scene(desk: Desk) -> None:
         asked = [desk.ask(ready(node, tokens=10, bandwidth=5.0, seen=ballot(3))) for node in "cab"]

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -32,7 +33,7 @@ UNREMARKABLE = 5.0
 NAMED = 50
 """Most sites that a reason to wait names."""
 BUSY = "most of the last round's members are still training"
-"""A reason to wait that is not logged; it also covers a leader that is about to commit the previous round."""
+"""A reason to wait that is not logged; it also covers a leader that has not committed the previous round."""
 
 log = logging.getLogger(__name__)
 
@@ -100,10 +101,12 @@ class Leader:
     async def gather(self, sender: str, signed: Signed) -> Proposal:
         """Answer a member that is ready, once there is an answer."""
         announced = read_announcement(signed, self._statements)
-        ready, view = announced.ready, self._view()
+        ready = announced.ready
         if ready.node != sender:
             raise BadMessage(f"an announcement in the name of {ready.node}")
         self._deadline.heard(sender)
+        await self._until_committed(ready.round - 1)
+        view = self._view()
         if refusal := self._refuse(ready, self._abreast()):
             return refusal
         if ready.base != view.digest:
@@ -121,6 +124,13 @@ class Leader:
         finally:
             if self._arrivals.get(sender) is arrival:
                 del self._arrivals[sender]
+
+    async def _until_committed(self, round: int) -> None:
+        """Wait a while if this is the coming round: a member may commit it a moment before its leader."""
+        if round == self._view().state.round + 1:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL / 2):  # with the answer, it takes no longer than a member waits for that
+                    await self._roster.changed.until(lambda: round <= self._view().state.round)
 
     async def run(self) -> None:
         """Close each group when it is complete or its deadline has passed; runs forever."""
