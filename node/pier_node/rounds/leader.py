@@ -129,7 +129,7 @@ class Leader:
         """Wait a while if this is the coming round: a member may commit it a moment before its leader."""
         if round == self._view().state.round + 1:
             with suppress(TimeoutError):
-                async with asyncio.timeout(POLL / 2):  # with the answer, it takes no longer than a member waits for that
+                async with asyncio.timeout(POLL / 2):  # the answer takes POLL more, and a member waits for twice that
                     await self._roster.changed.until(lambda: round <= self._view().state.round)
 
     async def run(self) -> None:
