@@ -352,6 +352,17 @@ def test_a_damaged_state_is_passed_over(kept: StateStore, tmp_path: Path, file: 
     assert found.round == 4
 
 
+@pytest.mark.parametrize("file", ["checkpoint.json", "state.safetensors"])
+def test_a_damaged_state_is_written_again(kept: StateStore, tmp_path: Path, file: str) -> None:
+    kept.keep(state(4))
+    truncate(tmp_path / "states" / "round-00000004" / file)
+    assert kept.of(4) is None
+    kept.keep(state(4))
+    found = kept.of(4)
+    assert found
+    assert found.digest == state(4).digest
+
+
 def test_states_of_another_run_are_not_used(kept: StateStore, tmp_path: Path) -> None:
     kept.keep(state(4))
     assert StateStore(tmp_path / "states", bytes(31) + b"1").after(0) is None

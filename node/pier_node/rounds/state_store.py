@@ -134,7 +134,8 @@ class StateStore:
             PierError: the disk is full or failing; the earlier states are unchanged.
         """
         with self._saving:
-            if not self._file_of(state):
+            here = self.of(state.round) if self._file_of(state) else None  # its file may be damaged
+            if here is None or here.digest != state.digest:
                 problem = f"cannot keep the state of round {state.round} in {self._folder}"
                 self._put(state, None, beside, problem)
 
