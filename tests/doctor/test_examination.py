@@ -213,12 +213,14 @@ async def test_a_run_to_be_founded_is_looked_at_without_peers(tmp_path: Path) ->
 
 
 async def test_a_site_of_a_pipeline_needs_room_for_a_stage(tmp_path: Path) -> None:
-    path, needed = tmp_path / "run.toml", []
+    path, needed, disk = tmp_path / "run.toml", [], []
     for stages in (1, 4):
         path.write_text(f'[run]\nsites = 4\n[model]\npreset = "llama-1m"\n[pipeline]\nstages = {stages}\n')
         findings = await found(Settings(tmp_path / "new", run=path, listen=f"127.0.0.1:{free_port()}"))
         needed.append(findings[THIS_SITE, "memory"].values["most_bytes"])
+        disk.append(findings[THIS_SITE, "disk"].detail)
     assert needed[1] < 0.7 * needed[0]
+    assert [detail.split(" need")[0] for detail in disk] == ["checkpoints", "a stage"]
     assert (THIS_SITE, "utilisation") not in findings, "one replica of each stage averages nothing"
 
 

@@ -24,6 +24,7 @@ from bench.device_memory import case
 from pier_node.base import shared
 from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector
+from pier_node.base.units import amount
 from pier_node.config.run import RunConfig, load
 from pier_node.doctor import machine
 from pier_node.doctor.finding import Verdict
@@ -43,6 +44,7 @@ from pier_node.doctor.machine import (
     held_memory,
     idle_finding,
     memory_finding,
+    stage_disk_finding,
     vectors,
     workers_finding,
 )
@@ -50,6 +52,7 @@ from pier_node.identity.certificates import credentials
 from pier_node.identity.node import Identity
 from pier_node.outer.layout import Layout
 from pier_node.outer.state import ADAM_M, ADAM_V, ANCHOR, MOMENTUM, OuterState
+from pier_node.pipeline.stage import stage_layout
 from pier_node.rounds.state_store import KEEP, Checkpoint, StateStore
 from pier_node.site import daemon as daemon_module
 from pier_node.site import replica
@@ -107,6 +110,35 @@ def test_checkpoints_that_are_there_need_no_more(tmp_path: Path) -> None:
     assert finding.verdict is Verdict.OK
     assert "67 MB more" in finding.detail
     assert disk_finding(tmp_path, RunConfig(), 10_000, free=0).verdict is Verdict.OK
+
+
+def pipeline(**tables: dict[str, Any]) -> RunConfig:
+    base = {"run": {"sites": 4}, "model": {"preset": "llama-1m"}, "pipeline": {"stages": 4}}
+    return RunConfig.model_validate(base | tables)
+
+
+def test_a_site_of_a_pipeline_keeps_a_stage(tmp_path: Path) -> None:
+    """Before it holds one it may get any; those of stage 0 join the whole model in addition."""
+    config, settings = pipeline(outer={"algorithm": "sync"}), Settings(tmp_path)
+    sizes = [76 * stage_layout(config.model, 4, stage).length for stage in range(4)]
+    needs = [sizes[0] + 8 * Layout.of(config.model).length, *sizes[1:]]
+    least, most = min(needs), max(needs)
+    for free, verdict in ((least - 1, Verdict.PROBLEM), (most - 1, Verdict.ADVICE), (most, Verdict.OK)):
+        finding = stage_disk_finding(settings, config, free)
+        assert (finding.verdict, finding.values["needed_bytes"]) == (verdict, most)
+        assert finding.detail.startswith(f"a stage needs up to {amount(most)} in {tmp_path}; ")
+    (tmp_path / "stage-2" / "round-00000001").mkdir(parents=True)
+    (tmp_path / "stage-2" / "round-00000001" / "state.safetensors").write_bytes(bytes(1000))
+    finding = stage_disk_finding(settings, config, sizes[2] - 1000)
+    assert (finding.verdict, finding.values["needed_bytes"]) == (Verdict.OK, sizes[2] - 1000)
+    assert finding.detail.startswith(f"stage 2 needs up to {amount(sizes[2] - 1000)} more in {tmp_path}; ")
+
+
+def test_a_founder_keeps_the_weights_that_it_gives(tmp_path: Path) -> None:
+    config = pipeline(run={"sites": 4, "pretrained": True})
+    settings = [Settings(tmp_path, weights=weights) for weights in (None, tmp_path)]
+    needs = [stage_disk_finding(it, config, 0).values["needed_bytes"] for it in settings]
+    assert needs[1] - needs[0] == 8 * Layout.of(config.model).length
 
 
 def test_a_daemon_may_remove_checkpoints_meanwhile(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ import torch
 from pipeline.cases import config
 from simulation.disk import Disk, PowerCut, under
 
-from pier_node.base.shared import Vector
+from pier_node.base.durable import sync
+from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import RunConfig
 from pier_node.outer.inner_optimizer import step_vectors
 from pier_node.outer.state import OuterState
 from pier_node.pipeline.outer_step import MeanStep
 from pier_node.pipeline.stage import stage_layout
-from pier_node.pipeline.stage_state import StageState
+from pier_node.pipeline.stage_state import StageState, disk_bytes
 from pier_node.pipeline.stage_step import FULL_EVERY
 from pier_node.pipeline.vote_state import VoteState, version
 from pier_proto.v1.peer_pb2 import Total
@@ -44,9 +45,9 @@ class Site:
         self.stage_state = StageState(folder, run)
         self.stage_state.hold(1)
 
-    def keep(self, tag: int = 7) -> int:
+    def keep(self, tag: int = 7, round: int = 0) -> int:
         """Take the next step and keep it. Returns its version."""
-        name, length = version(self.steps + 1, tag), stage_layout(self.run.model, 4, 1).length
+        name, length = version(round or self.steps + 1, tag), stage_layout(self.run.model, 4, 1).length
         gradient: Vector = np.random.default_rng([self.steps, tag]).standard_normal(length).astype(np.float32)
         if self.apart:
             self.stage_state.step_apart(gradient, TOTAL, self.steps, name, 2)
@@ -120,6 +121,55 @@ def test_one_version_of_a_few_is_written_in_full(
     assert np.mean(written) == pytest.approx(mean, rel=0.1)
     kept = sum(path.parent.name == ("own" if apart else "stage-1") for path in tmp_path.glob("*/round-*"))
     assert kept <= FULL_EVERY + 1, "what nobody needs any more is removed"
+
+
+def vector_bytes(folder: Path) -> int:
+    """Bytes of vectors in a folder and below, without what describes them."""
+    files = (*folder.glob("**/*.safetensors"),)
+    return sum(file.stat().st_size - 8 - int.from_bytes(file.read_bytes()[:8], "little") for file in files)
+
+
+def meet(site: Site, coded: bool, round: int) -> int:
+    """Stage the outer step of a replica that is alone. Returns the version."""
+    step, state, length = MeanStep(0.9, 0.7), site.stage_state.state, stage_layout(site.run.model, 4, 1).length
+    assert state
+    error = SharedVector(length) if coded else None
+    site.stage_state.meet(step.after(state, step.brought(state.anchor, state.anchor, 1)), version(round, 7), error)
+    return version(round, 7)
+
+
+@pytest.mark.parametrize(
+    ("run", "start", "most"),
+    [
+        (TOGETHER, 26, 76),
+        (WARMUP, 16, 156),
+        (APART, 0, 104),
+        (run({"algorithm": "pier", "start": "none", "codec": "int4"}), 0, 116),
+    ],
+    ids=["together", "warmup", "apart", "coded"],
+)
+def test_the_disk_has_what_is_said_at_most(
+    tmp_path: Path, run: RunConfig, start: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever fails: three attempts at each step and at each outer round."""
+    site, length, seen, round, stage = Site(tmp_path, run), stage_layout(run.model, 4, 1).length, [0], 0, 0
+
+    def measured(path: Path) -> None:
+        sync(path)
+        seen.append(vector_bytes(tmp_path))
+
+    monkeypatch.setattr("pier_node.rounds.state_store.sync", measured)
+    for number in range(1, 27):
+        site.steps, site.apart = number, number > start
+        meets = site.apart and (number - start) % 9 == 0
+        for attempt in range(8 if meets else 4):
+            round, counts = round + 1, attempt % 4 == 3
+            name = meet(site, run.outer.codec != "none", round) if attempt >= 4 else site.keep(round=round)
+            stage = name if counts and (attempt >= 4 or not site.apart) else stage
+            voted = VoteState(number, 3.0, (0, stage, 0, 0), counted=name if counts else 0)
+            site.stage_state.settle(voted, round)
+    assert disk_bytes(run) == most
+    assert 0.8 * most < max(seen) / length <= most
 
 
 @pytest.mark.parametrize("how", ["lost", "torn", "done"])

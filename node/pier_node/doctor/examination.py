@@ -119,8 +119,11 @@ def _of_this_machine(here: Standpoint, config: RunConfig, sites: int, links: Seq
     starts = devices.pick().type == "cpu" and here.daemon is None
     workers = machine.cpu_workers(config, here.settings) if starts else 0
     held = machine.held_memory(here.daemon.pid) if here.daemon else 0
+    free = machine.free_disk(folder)
     return [
-        machine.disk_finding(folder, config, parameters, machine.free_disk(folder), here.daemon is not None),
+        machine.stage_disk_finding(here.settings, config, free)
+        if stages > 1
+        else machine.disk_finding(folder, config, parameters, free, here.daemon is not None),
         machine.memory_finding(config, parameters, workers, held, machine.free_memory()),
         *([] if stages > 1 else _of_replicas(here, config, parameters, sites, links)),
         *machine.idle_finding(machine.forgets_idle_links(), _slowest(links).round_trip),

@@ -28,7 +28,7 @@ from pier_node.outer.layout import Layout
 from pier_node.outer.noloco import needs_anchors
 from pier_node.rounds.means import MEANS, STATE_BYTES
 from pier_node.rounds.prediction import mean_bytes
-from pier_node.rounds.state_store import CHECKPOINTS, KEEP
+from pier_node.rounds.state_store import CHECKPOINTS, KEEP, RESIDUAL
 from pier_node.site.settings import Settings
 from pier_node.trainer.model.cost import STATE, USABLE, chosen, device_bytes
 from pier_node.trainer.parallel import Parallel
@@ -37,6 +37,8 @@ CHECKPOINT_BYTES = 20
 """Maximum bytes per parameter of a checkpoint: anchor, momentum, AdamW's two moments and the unsent update, in fp32."""
 MOMENTS_BYTES = 8
 """Bytes per parameter of the moments that a program publishes, which are in files of the data folder."""
+WHOLE_BYTES = 8
+"""Bytes per parameter of a pipeline's whole model, given or joined: weights and momentum."""
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 """One of them is there where a GPU's driver runs, NVIDIA's or AMD's."""
 
@@ -91,12 +93,40 @@ def disk_finding(folder: Path, config: RunConfig, parameters: int, free: int, ru
     if config.program is None and not running:
         each += MOMENTS_BYTES
     needed = max(0, each * parameters - there)
-    detail = f"checkpoints need {amount(needed)} {'more ' if there else ''}in {folder}; {amount(free)} free"
-    values = {"needed_bytes": needed, "free_bytes": free}
-    if free >= needed:
+    detail = f"checkpoints need {amount(needed)} {'more ' if there else ''}in {folder}"
+    return _room(detail, needed, needed, free)
+
+
+def stage_disk_finding(settings: Settings, config: RunConfig, free: int) -> Finding:
+    """Whether the disk has room for the stage that this site holds or, before it holds one, for any.
+
+    A founder that has the run's weights keeps them; the sites of stage 0 join the whole model at the end.
+
+    Args:
+        free: bytes on the disk of the site's folder.
+    """
+    from pier_node.pipeline import beginnings, stage_state  # they load PyTorch
+    from pier_node.pipeline.stage import stage_layout
+
+    folder, each, stages = settings.folder, stage_state.disk_bytes(config), config.pipeline.stages
+    held, whole = stage_state.StageState(folder, config).stage, WHOLE_BYTES * Layout.of(config.model).length
+    parts = (*folder.glob("stage-*"), *(folder / it for it in ("own", RESIDUAL, CHECKPOINTS, beginnings.FOLDER)))
+    there, given = sum(map(_bytes_in, parts)), whole if config.begins_pretrained and settings.weights else 0
+    needs = [
+        max(0, each * stage_layout(config.model, stages, it).length + whole * (it == 0) + given - there)
+        for it in (range(stages) if held is None else [held])
+    ]
+    detail = f"{'a stage' if held is None else f'stage {held}'} needs up to {amount(max(needs))}"
+    return _room(f"{detail} {'more ' if there else ''}in {folder}", min(needs), max(needs), free)
+
+
+def _room(needs: str, least: int, most: int, free: int) -> Finding:
+    """Whether the disk has room for what needs between `least` and `most` bytes."""
+    detail, values = f"{needs}; {amount(free)} free", {"needed_bytes": most, "free_bytes": free}
+    if free >= most:
         return Finding(THIS_SITE, "disk", Verdict.OK, detail, "", values)
-    remedy = f"Free {amount(needed - free)} on that disk, or give a --data folder on a larger one."
-    return Finding(THIS_SITE, "disk", Verdict.PROBLEM, detail, remedy, values)
+    remedy = f"Free {amount(most - free)} on that disk, or give a --data folder on a larger one."
+    return Finding(THIS_SITE, "disk", Verdict.ADVICE if free >= least else Verdict.PROBLEM, detail, remedy, values)
 
 
 def _bytes_in(folder: Path) -> int:

@@ -35,16 +35,17 @@ from pier_node.base.shared import SharedVector, Vector
 from pier_node.config.run import RunConfig
 from pier_node.outer.layout import Layout
 from pier_node.outer.mean import Update, norm_limit
+from pier_node.outer.schedule import stepwise
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState, l2_norm
 from pier_node.pipeline.beginnings import MOMENTS, Beginnings
 from pier_node.pipeline.context import Tools
 from pier_node.pipeline.outer_step import OuterStep, Tensors
 from pier_node.pipeline.stage import gather, stage_layout
-from pier_node.pipeline.stage_step import Repeat, VersionStore, after_step, clip, record_of
+from pier_node.pipeline.stage_step import RECORDS, Repeat, VersionStore, after_step, clip, record_of
 from pier_node.pipeline.vote_state import VoteState, round_of, vote_state_of
 from pier_node.rounds.catch_up import Wanted, fetch_state
 from pier_node.rounds.member import Rounds
-from pier_node.rounds.state_store import RESIDUAL, Checkpoint, StateStore
+from pier_node.rounds.state_store import KEEP, RESIDUAL, Checkpoint, StateStore
 from pier_node.wire.carrier import DESCRIBE, BadMessage, Carrier, Chunk, PeerLost
 from pier_node.wire.states import StateServer
 from pier_proto.v1.peer_pb2 import FetchRequest, Manifest, StateRequest, Total
@@ -295,6 +296,15 @@ class StageState:
     @property
     def _disk(self) -> VersionStore:
         return VersionStore(self._folder / f"stage-{self.stage}", self._config.hash(), self._after)
+
+
+def disk_bytes(config: RunConfig) -> int:
+    """Bytes per parameter of the stage that a stage state takes on disk at most, while it writes and after failures."""
+    apart, residual = config.outer.algorithm != "sync", 4 * (config.outer.codec != "none")
+    versions, own = KEEP + 2, RECORDS + 3 * 12  # one counts, one is being written, and failed attempts leave the others
+    # After an outer step a version has weights and momentum; only the one that a stage begins with has moments, too.
+    stage = RECORDS + versions * (12 + 4 * apart) if stepwise(config) else versions * 8 + 8
+    return stage + apart * own + (KEEP + 1) * residual
 
 
 PATIENCE = 30.0

@@ -40,6 +40,9 @@ FULL_EVERY = 8
 """With 8, a site writes 5 bytes per parameter and step on average, and its disk has 28 in records. With 16 these would
 be 4.5 and 60."""
 
+RECORDS = 4 * (FULL_EVERY - 1)
+"""Bytes per parameter of the records since a version in full."""
+
 log = logging.getLogger(__name__)
 
 
