@@ -19,6 +19,7 @@ from pier_node.base.http import GOODBYE
 from pier_node.base.log import log_to, print_as_is
 from pier_node.base.tasks import until_stopped
 from pier_node.base.units import amount
+from pier_node.experts.card import COLLECT
 from pier_node.experts.mixture import Kind, rule
 from pier_node.experts.serving.app import make_app
 from pier_node.experts.serving.decoding import Lost, Pool
@@ -107,13 +108,15 @@ async def _serve(options: ServeOptions, console: Console) -> None:
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=GOODBYE, handler_cancellation=True)
     await runner.setup()
     try:
-        if options.model:  # so that whoever reaches the port is answered
-            await asking.load()
+        await asking.load()  # so that whoever reaches the port is answered
         await web.TCPSite(runner, host, port).start()
         _tell(asking, host, runner.addresses[0][1], console)
         await asyncio.Event().wait()
     except Lost as lost:
-        raise PierError(f"{options.model} cannot be loaded: {lost.__cause__}", "Copy the folder again.") from lost
+        if options.model:
+            raise PierError(f"{options.model} cannot be loaded: {lost.__cause__}", "Copy the folder again.") from lost
+        problem = f"{options.ensemble}: none of the experts can be loaded; the last: {lost.__cause__}"
+        raise PierError(problem, COLLECT) from lost
     except OSError as error:
         raise PierError(
             f"cannot listen at {options.listen}: {error.strerror}",

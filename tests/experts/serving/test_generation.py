@@ -100,6 +100,13 @@ async def test_damaged_weights_are_dropped_with_top_k_too(folder: Path) -> None:
     assert set(answer.posterior) == {"encodings", "network"}
 
 
+async def test_the_first_expert_that_can_be_is_loaded_at_the_start(folder: Path) -> None:
+    asking = opened(folder)
+    (folder / "e0" / "model.safetensors").write_bytes(b"\xff" * 100)
+    await asking.load()
+    assert (asking.pool.lost, asking.pool.resident) == ({0}, [1])
+
+
 async def test_without_an_expert_there_is_no_answer(folder: Path) -> None:
     asking = opened(folder)
     for number in range(3):

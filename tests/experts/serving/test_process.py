@@ -115,6 +115,16 @@ def test_an_ensemble_given_as_a_model_is_said(folder: Path) -> None:
     assert (done.returncode, f"--experts {folder}" in done.stderr) == (1, True)
 
 
+def test_an_ensemble_none_of_whose_experts_is_whole_is_not_served(folder: Path) -> None:
+    for number in range(3):
+        (folder / f"e{number}" / "model.safetensors").write_bytes(b"\xff" * 100)
+    words = [PROGRAM, "serve", "--experts", str(folder), "--listen", "127.0.0.1:0"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT, check=False)
+    assert done.returncode == 1
+    assert f"{folder}: none of the experts can be loaded; the last: {folder / 'e2'}" in done.stderr
+    assert "Collect the experts again" in done.stderr
+
+
 def test_an_address_that_is_taken_is_said(server: Server, folder: Path) -> None:
     port = server.said(r"base_url = http://127.0.0.1:(\d+)/")[1]
     words = [PROGRAM, "serve", "--experts", str(folder), "--listen", f"127.0.0.1:{port}"]

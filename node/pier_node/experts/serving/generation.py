@@ -98,10 +98,16 @@ class Asking:
         return [*dict.fromkeys([self.name, *(self.experts[index].name for index in self.pool.alive)])]
 
     async def load(self) -> None:
-        """Load all weights now, rather than when they are first needed. Raises Lost: an expert cannot be loaded."""
-        for index in range(len(self.experts)):
-            async with self.pool.reserved([index]):
-                await self.compute(self.pool.model, index)
+        """Load the weights of one expert now, the first that can be loaded. Raises Lost: none can be."""
+        while True:
+            index = self.pool.alive[0]
+            try:
+                async with self.pool.reserved([index]):
+                    await self.compute(self.pool.model, index)
+                return
+            except Lost:
+                if not self.pool.alive:
+                    raise
 
     @asynccontextmanager
     async def begin(self, request: Request) -> AsyncIterator[AsyncIterator[Answer]]:
