@@ -3,7 +3,8 @@
 A fact is first committed to the database; its line is written before anyone is told of the fact. If a crash leaves the
 database and the log different, each gets at the next start what only the other has. A line that the disk refuses is
 written again with the next facts. When the log reaches LIMIT bytes it is rotated: it replaces the log rotated before,
-and a new one begins.
+and a new one begins with the facts that are needed to understand later ones. A beginning that a crash cut off is
+written again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import mmap
 import sqlite3
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,13 +33,18 @@ class EventLog:
 
     Attributes:
         last: number of the last fact in the log; 0: it is empty.
+        begun: whether it has what it begins with after a rotation.
     """
 
     def __init__(self, path: Path) -> None:
         """Open or create the log, and cut off a last line that a crash left incomplete. Raises OSError."""
         self._path = path
         self._file: BinaryIO = path.open("ab", buffering=0)
-        self.last = _mend(path) or (_mend(put_aside(path)) if put_aside(path).exists() else 0)
+        before = _mend(put_aside(path)) if put_aside(path).exists() else 0
+        self.last = max(_mend(path), before)
+        self.begun = self.last > before
+        if not self.begun:
+            self._file.truncate(0)
 
     @property
     def full(self) -> bool:
@@ -49,6 +56,7 @@ class EventLog:
         self._path.rename(put_aside(self._path))
         self._file.close()
         self._file = self._path.open("ab", buffering=0)
+        self.begun = False
 
     def append(self, facts: Iterable[Fact]) -> None:
         """Write lines to the operating system, which keeps them if this process dies. Raises OSError."""
@@ -56,19 +64,21 @@ class EventLog:
         lines = []
         for fact in facts:
             lines.append(f"{fact.line()}\n")
-            last = fact.number
+            last = max(last, fact.number)
         left = "".join(lines).encode()
         while left:
             left = left[self._file.write(left) :]
         self.last = last
 
     def after(self, number: int) -> Iterator[Fact]:
-        """The facts of this log with a number greater than this one. Raises OSError, ValueError."""
-        with self._path.open("rb") as file:
-            for line in file:
-                fact = Fact.parse(line.decode())
-                if fact.number > number:
-                    yield fact
+        """The facts with a number greater than this one, of the log put aside and this. Raises OSError, ValueError."""
+        for path in filter(Path.exists, (put_aside(self._path), self._path)):
+            with path.open("rb") as file:
+                for line in file:
+                    fact = Fact.parse(line.decode())
+                    if fact.number > number:
+                        number = fact.number
+                        yield fact
 
     def close(self) -> None:
         """Close the file."""
@@ -121,7 +131,6 @@ class LogWriter:
         self._path = path
         self.problem = ""
         self._log: EventLog | None = self._opened()
-        self._adopt(self._log)
 
     def write(self, facts: list[Fact]) -> None:
         """Add facts that were just committed. Facts that the disk refuses now are written with the next ones."""
@@ -131,8 +140,7 @@ class LogWriter:
             else:
                 if self._log.full:
                     self._log.turn()
-                    self._log.append(lasting_facts(self._connection, before=facts[0].number))
-                self._log.append(facts)
+                self._append(self._log, facts)
             self.problem = ""
         except (OSError, ValueError) as error:
             if not self.problem:
@@ -148,8 +156,15 @@ class LogWriter:
 
     def _opened(self) -> EventLog:
         opened = EventLog(self._path)
-        opened.append(facts_after(self._connection, opened.last))
+        self._adopt(opened)
+        self._append(opened, facts_after(self._connection, opened.last))
         return opened
+
+    def _append(self, opened: EventLog, facts: Iterable[Fact]) -> None:
+        if not opened.begun:
+            facts = chain(lasting_facts(self._connection, before=opened.last + 1), facts)
+        opened.append(facts)
+        opened.begun = True
 
     def _adopt(self, opened: EventLog) -> None:
         known = last_number(self._connection)

@@ -68,3 +68,45 @@ async def test_a_crash_just_after_the_log_was_put_aside_does_no_harm(tmp_path: P
     await store.close()
     assert [fact.number for fact in lines(path)] == [6]
     assert [fact.number for fact in both(path)] == [1, 2, 3, 4, 5, 6]
+
+
+async def fill(folder: Path, first: int, last: int) -> None:
+    store = open_store(folder)
+    for number in range(first, last + 1):
+        await store.add_facts([RUN if number == 1 else note(f"it {number}")])
+    await store.close()
+
+
+@pytest.mark.parametrize("lost", [0, 1, 4], ids=lambda lost: f"{lost} facts lost by the database")
+async def test_wherever_a_rotation_is_cut_off_nothing_is_lost(tmp_path: Path, lost: int) -> None:
+    """The new log may be missing, or have any part of what it begins with. The database may lack the newest facts."""
+    path, base = tmp_path / LOG_NAME, tmp_path / "run.db"
+    await fill(tmp_path, 1, 10 - lost)
+    earlier = base.read_bytes()
+    await fill(tmp_path, 11 - lost, 10)
+    if lost:
+        base.write_bytes(earlier)
+    old, kept = path.read_bytes(), base.read_bytes()
+    assert len(old) >= 1000, "the next fact comes into a new log"
+    length = old.index(b"\n") + 1  # of the fact that it begins with
+    for cut in [None, *range(0, length, 9), length]:
+        base.write_bytes(kept)
+        put_aside(path).write_bytes(old)
+        path.unlink() if cut is None else path.write_bytes(old[:cut])
+        await fill(tmp_path, 11, 11)
+        assert [fact.number for fact in lines(path)] == [1, 11]
+        store = open_store(tmp_path)
+        assert [fact.number for fact in store.facts()] == [*range(1, 12)]
+        await store.close()
+
+
+async def test_facts_of_both_logs_go_back_into_a_database_that_lost_them(tmp_path: Path) -> None:
+    path, base = tmp_path / LOG_NAME, tmp_path / "run.db"
+    await fill(tmp_path, 1, 8)
+    earlier = base.read_bytes()
+    await fill(tmp_path, 9, 14)
+    assert put_aside(path).exists()
+    base.write_bytes(earlier)
+    store = open_store(tmp_path)
+    assert [fact.number for fact in store.facts()] == [*range(1, 15)]
+    await store.close()
