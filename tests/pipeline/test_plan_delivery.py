@@ -11,9 +11,9 @@ import pytest
 from simulation.virtual_time import run
 
 from pier_node.base.tasks import Signal
-from pier_node.pipeline.plan_delivery import CATCHING_UP, FORGOTTEN, MOST, VIEWS, Routing, Suspects
+from pier_node.pipeline.plan_delivery import CATCHING_UP, FORGOTTEN, MOST, NEWCOMER_TIMEOUT, VIEWS, Routing, Suspects
 from pier_node.pipeline.vote_state import Turn, VoteState
-from pier_node.wire.carrier import DROP, BadMessage
+from pier_node.wire.carrier import DROP, BadMessage, PeerLost
 from pier_proto.v1.peer_pb2 import Ack, Dropped, IterationPlan, Path, Phase, Place, Pulse
 
 AT, OLD, NEW = 7, 6 << 24, 7 << 24
@@ -220,6 +220,38 @@ def test_a_plan_is_dropped_as_soon_as_one_of_its_sites_is_seen_to_be_gone() -> N
     assert [node for node, _ in dropped] == ["a"]
     assert 12.0 <= dropped[0][1] < 14.0
     assert here.routing.suspect == "c"
+
+
+def test_a_newcomer_that_never_answers_holds_up_the_others_less_and_less_often() -> None:
+    here, waits = Here("b", "c", electors="bc"), list[float]()
+    here.roster.alive.return_value = True
+
+    async def call(node: str, _method: Any, _message: Any, timeout: float) -> Ack:
+        if node == "x":
+            await asyncio.sleep(timeout)
+            raise PeerLost(node, "no answer")
+        return Ack()
+
+    async def planned(number: int, _voted: Any, pulses: dict[str, Pulse], *_: Any) -> IterationPlan:
+        message = IterationPlan(round=number, step=7, nodes=["b", "c"], stages=[1, 0], waves=[1])
+        message.paths.add(sites=[1, 0])
+        message.candidates.extend(pulses.keys() - {"b", "c"})
+        message.newcomers.extend([1] * len(message.candidates))
+        return message
+
+    async def main() -> None:
+        for number in range(AT + 1, AT + 31):
+            here.position.coming = number
+            ready = pulse(NEW, number, Phase.PHASE_TRAINING, number - 1)
+            here.see(b=ready, c=ready, x=Pulse(training_for=number, phase=Phase.PHASE_TRAINING, round=number - 1))
+            began = asyncio.get_running_loop().time()
+            assert await here.routing.plan(1, lambda: False)
+            waits.append(asyncio.get_running_loop().time() - began)
+
+    here.carrier.call, here.planner.plan = call, planned
+    run(main())
+    assert max(waits) <= NEWCOMER_TIMEOUT + 1
+    assert sum(wait > 1 for wait in waits) == 6
 
 
 @pytest.mark.parametrize("said", [Phase.PHASE_WAITING, Phase.PHASE_EXCHANGING, Phase.PHASE_TRAINING])

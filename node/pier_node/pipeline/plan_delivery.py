@@ -11,7 +11,8 @@ ends empty for want of a plan, the elector with the next lowest id plans the nex
 
 A site that caused an attempt to fail, as far as the planner knows, is left out of the next plan, so that the iteration
 can complete. If it fails again as soon as it is back in a plan, it is left out of twice as many rounds, and so on. This
-happens for example with two sites whose link is cut while all other sites can reach both.
+happens for example with two sites whose link is cut while all other sites can reach both. In the same way a newcomer
+that does not answer is offered a stage less and less often.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class Suspects:
 
 TELL_TIMEOUT = 60.0
 """Seconds that a site has to create its stage and accept a plan."""
+NEWCOMER_TIMEOUT = 10.0
+"""The same for a site that gets a stage and takes no part yet: all others wait for it meanwhile."""
 PATIENCE = 120.0
 """Seconds to wait for a plan. The first search is compiled, which may take that long on a slow machine."""
 CATCHING_UP = 100.0
@@ -283,15 +286,19 @@ class Routing:
         self.suspect = ""
 
     async def _tell(self, node: str, message: IterationPlan) -> PeerLost | None:
+        newcomer = node in message.candidates
         try:
             if node == self._carrier.node:
                 await self._take(node, message)
             else:
-                await first_of(self._carrier.call(node, ROUTE, message, TELL_TIMEOUT), self._until_away(node))
+                patience = NEWCOMER_TIMEOUT if newcomer else TELL_TIMEOUT
+                await first_of(self._carrier.call(node, ROUTE, message, patience), self._until_away(node))
         except BadMessage as bad:
             return PeerLost(node, str(bad))
         except PeerLost as lost:
-            return lost if node in message.nodes else None
+            if not newcomer:
+                return lost
+            self._suspects.add(node, message.round + 1)
         return None
 
     async def _until_away(self, node: str) -> NoReturn:
