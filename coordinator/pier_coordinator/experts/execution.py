@@ -57,7 +57,8 @@ class ExpertRun:
         names = {site.name: site.node for site in self._of.sites.values() if site.revoked_at is None}
         if unknown := sorted({site.name for site in plan.sites} - names.keys()):
             raise Refused(f"there is no site {unknown[0]} in this run: plan with those that are (no [[sites]])")
-        begun, now = plan.updated(each.accepted_at(names[each.site]) for each in plan.jobs), self._of.wall()
+        jobs, now = [each.accepted_at(names[each.site]) for each in plan.jobs], self._of.wall()
+        begun = plan.of_sites(names).updated(jobs)
         await self._of.store.do(accept_experts, begun, now)
         self._current = PlanExecution(self._of, begun, now)
         await self._current.begin()
@@ -343,8 +344,8 @@ class PlanExecution:
             await self._tell(f"nobody else can train the experts of {self._called(chains)}: {why}", level=40)
 
     def _open_work(self) -> OpenWork:
-        names = {site.node: site.name for site in self._of.sites.values()}
-        return OpenWork(self.plan, {job.number: self.checkpoints.step(job.number) for job in self.plan.jobs}, names)
+        kept = {job.number: self.checkpoints.step(job.number) for job in self.plan.jobs}
+        return OpenWork(self.plan, kept, self.expert_sites.labels())
 
     def _wanted(self, node: str) -> dict[str, Any]:
         """What the order to a site should say."""
@@ -395,9 +396,8 @@ class PlanExecution:
 
     def _planned(self, job: Expert) -> tuple[str | None, float]:
         """The name of the job's site, if it has one, and the predicted seconds at that site."""
-        site = self._of.sites.get(job.node)
-        name = site.name if site else None
-        return name, self.expert_sites.seconds(job, name or job.site)
+        name = self._name(job.node) if job.node in self._of.sites else None
+        return name, self.expert_sites.seconds(job, self.expert_sites.labels().get(job.node, job.site))
 
     def _told(self, job: Expert) -> dict[str, Any]:
         (site, planned), done = self._planned(job), job.steps_done(self.checkpoints.step(job.number))

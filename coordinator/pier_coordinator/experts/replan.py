@@ -82,18 +82,23 @@ class ExpertSites:
     def __init__(self, coordinator: Coordinator, plan: AcceptedPlan, accepted: float) -> None:
         self._of, self._plan, self._accepted = coordinator, plan, accepted
         self._planned = {site.name: site for site in plan.sites}
+        self._known = {site.node: site.name for site in plan.sites if site.node}
         self._speeds = {site.name: site.speed for site in plan.sites}
         self._silent: dict[str, float] = {}
         self.lost: set[str] = set()
         self.paces = Paces()
 
     def names(self) -> dict[str, str]:
-        """Node ids of these sites, by name."""
-        return {
-            site.name: site.node
-            for site in self._of.sites.values()
-            if site.revoked_at is None and (site.name in self._planned or site.enrolled_at > self._accepted)
-        }
+        """Node ids of these sites, by the name that the plan has for them, whatever they call themselves now."""
+        there = {node: site for node, site in self._of.sites.items() if site.revoked_at is None}
+        named = {name: node for node, name in self._known.items() if node in there}
+        joined = [site for node, site in there.items() if node not in self._known and site.enrolled_at > self._accepted]
+        return named | {site.node if site.name in named else site.name: site.node for site in joined}
+
+    def labels(self) -> dict[str, str]:
+        """The name that the plan has for each site of the run, by node id."""
+        own = {node: name for name, node in self.names().items()}
+        return {node: own.get(node) or self._known.get(node, site.name) for node, site in self._of.sites.items()}
 
     def here(self) -> list[Site]:
         """The live sites with their measured speeds.
@@ -127,7 +132,8 @@ class ExpertSites:
 
     def planned_with(self, sites: Iterable[Site]) -> None:
         """Record that the experts were placed with these sites and speeds."""
-        lost = {self._of.sites[node].name for node in self.lost}
+        labels = self.labels()
+        lost = {labels[node] for node in self.lost}
         waited_for = {name: speed for name, speed in self._speeds.items() if name not in lost}
         self._speeds = {**waited_for, **{site.name: site.speed for site in sites}}
 

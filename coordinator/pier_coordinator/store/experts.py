@@ -114,12 +114,18 @@ class Expert(Kept):
 
 
 class AcceptedSite(Kept):
-    """A site as the plan assumes it: speed in FLOP/s, memory in bytes, line in bytes/s; inf: no limit."""
+    """A site as the plan assumes it: speed in FLOP/s, memory in bytes, line in bytes/s; inf: no limit.
+
+    Attributes:
+        name: its name when the plan was made; it may call itself otherwise since.
+        node: its node id, known once the plan is accepted; no part of the plan's JSON.
+    """
 
     name: Name
     speed: Long
     memory: Long
     line: Long
+    node: str = Field(default="", exclude=True)
 
 
 class AcceptedPlan(Kept):
@@ -154,6 +160,11 @@ class AcceptedPlan(Kept):
         known = {job.number: job for job in jobs}
         return self.model_copy(update={"jobs": tuple(known.get(job.number, job) for job in self.jobs)})
 
+    def of_sites(self, nodes: Mapping[str, str]) -> Self:
+        """Return a copy that knows its sites; `nodes`: node ids by name."""
+        sites = (site.model_copy(update={"node": nodes.get(site.name, "")}) for site in self.sites)
+        return self.model_copy(update={"sites": tuple(sites)})
+
     def chains(self) -> list[list[int]]:
         """The chains: numbers of jobs that one site trains one after the other. Most chains have one job."""
         found: list[list[int]] = []
@@ -175,10 +186,10 @@ class AcceptedPlan(Kept):
 
 def newest(connection: sqlite3.Connection) -> tuple[float, AcceptedPlan] | None:
     """The newest plan with the state of its jobs, and when it was accepted, in seconds since the epoch."""
-    row = connection.execute("SELECT id, accepted_at, plan FROM expert_plans ORDER BY rowid DESC").fetchone()
+    row = connection.execute("SELECT * FROM expert_plans ORDER BY rowid DESC").fetchone()
     if row is None:
         return None
-    plan = AcceptedPlan.model_validate_json(row["plan"])
+    plan = AcceptedPlan.model_validate_json(row["plan"]).of_sites(json.loads(row["nodes"]))
     jobs = connection.execute("SELECT * FROM expert_jobs WHERE plan = ?", (row["id"],))
     return row["accepted_at"], plan.updated(_stored(plan.jobs[job["number"]], job) for job in jobs)
 
@@ -192,7 +203,10 @@ def _stored(job: Expert, row: sqlite3.Row) -> Expert:
 
 def accept_experts(transaction: Transaction, plan: AcceptedPlan, now: float) -> None:
     """Make this the current plan. Accepting the same plan again restarts it."""
-    transaction.execute("INSERT OR REPLACE INTO expert_plans VALUES (?, ?, ?)", plan.id, now, plan.model_dump_json())
+    values = plan.id, now, plan.model_dump_json(), json.dumps({site.name: site.node for site in plan.sites})
+    transaction.execute(
+        "INSERT OR REPLACE INTO expert_plans (id, accepted_at, plan, nodes) VALUES (?, ?, ?, ?)", *values
+    )
     transaction.execute("DELETE FROM expert_jobs WHERE plan = ?", plan.id)
     put_experts(transaction, plan.id, plan.jobs)
     transaction.add([event(now, f"the plan {plan.id[:8]} of experts was accepted")])

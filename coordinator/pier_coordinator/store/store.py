@@ -269,6 +269,10 @@ MIGRATIONS = (
     DROP INDEX facts_by_kind;
     CREATE INDEX lasting_facts ON facts (number) WHERE kind IN ('run', 'site');
     """,
+    """
+    ALTER TABLE expert_plans ADD COLUMN nodes TEXT NOT NULL DEFAULT '{}';  -- JSON: node ids of its sites, by name
+    UPDATE expert_plans SET nodes = (SELECT json_group_object(name, node) FROM sites WHERE revoked_at IS NULL);
+    """,
 )
 
 

@@ -75,6 +75,27 @@ async def test_a_plan_for_an_unknown_site_is_refused_and_so_is_another_one_meanw
             await run.coordinator.experts.accept(PLAN)
 
 
+async def test_a_site_that_comes_back_under_another_name_keeps_its_experts(tmp_path: Path) -> None:
+    async with two_sites(tmp_path) as run:
+        await run.coordinator.experts.accept(PLAN)
+        async with run.site(BOB) as bob:
+            await bob.register(BOB, name="barn")
+        await run.coordinator.experts.look(1000.0)
+        rows = run.coordinator.experts.told()["experts"]
+        assert [row["site"] for row in rows] == ["lab-0", "barn", "lab-0"]
+        assert [row["planned_seconds"] for row in rows] == [10.0, 10.0, 30.0]
+    async with two_sites(tmp_path) as run, run.site(BOB) as bob:
+        await bob.register(BOB, name="barn")
+        async with run.site(ALICE) as alice:
+            lease = (await alice.register(ALICE)).lease
+            await run.coordinator.experts.take(
+                ALICE.node, [said(PLAN, ALICE.node, 0, problem="the text here is another")]
+            )
+            await run.coordinator.experts.look(1001.0)
+            await alice.beat(ALICE, lease)
+        assert 0 in numbers(run, BOB.node), "it can get another one, too"
+
+
 async def test_the_last_expert_makes_the_ensemble_complete_and_lets_the_sites_go(tmp_path: Path) -> None:
     async with two_sites(tmp_path) as run:
         expert_run = run.coordinator.experts

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coordinator.cases import ALICE, CAROL, NOW, Running
+from coordinator.cases import ALICE, BOB, CAROL, NOW, Running
 from coordinator.expert_cases import DONE, accepted_job, accepted_plan
 from coordinator.experts.cases import SITES, SIZES
 from coordinator.experts.test_execution import two_sites
@@ -179,7 +179,7 @@ OF_ONE = accepted_plan(accepted_job(0, "lab-0"), sites=("lab-0",))
 
 
 def expert_sites(run: Running) -> ExpertSites:
-    return ExpertSites(run.coordinator, OF_ONE, NOW)
+    return ExpertSites(run.coordinator, OF_ONE.of_sites({"lab-0": ALICE.node}), NOW)
 
 
 async def test_who_was_there_and_not_planned_with_is_left_out_and_who_comes_is_not(tmp_path: Path) -> None:
@@ -197,6 +197,20 @@ async def test_who_was_there_and_not_planned_with_is_left_out_and_who_comes_is_n
         assert [site.speed for site in made.here()] == [1e8, 1e8], "as fast as the slowest"
         made.planned_with(made.here())
         assert made.outdated() == ""
+
+
+async def test_a_site_stays_in_the_plan_under_another_name_and_nobody_takes_its_place(tmp_path: Path) -> None:
+    async with two_sites(tmp_path) as run:
+        made = expert_sites(run)
+        async with run.site(ALICE) as alice:
+            await alice.register(ALICE, name="attic")
+        assert made.names() == {"lab-0": ALICE.node}
+        assert [site.name for site in made.here()] == ["lab-0"]
+        assert made.outdated() == ""
+        run.wall.now += 1
+        await run.let_in(CAROL, first=0)
+        assert made.names() == {"lab-0": ALICE.node, CAROL.node: CAROL.node}
+        assert made.labels() == {ALICE.node: "lab-0", BOB.node: "lab-1", CAROL.node: CAROL.node}
 
 
 async def test_a_site_is_lost_once_and_may_come_back(tmp_path: Path) -> None:
@@ -222,7 +236,7 @@ async def test_a_site_is_lost_once_and_may_come_back(tmp_path: Path) -> None:
 async def test_setup_and_judging_are_in_the_time_of_a_job(tmp_path: Path) -> None:
     own = accepted_job(0, "lab-0").model_copy(update={"setup": 8.0, "judging": 2e8})
     async with two_sites(tmp_path) as run:
-        made = ExpertSites(run.coordinator, accepted_plan(own, sites=("lab-0",)), NOW)
+        made = ExpertSites(run.coordinator, accepted_plan(own, sites=("lab-0",)).of_sites({"lab-0": ALICE.node}), NOW)
         assert made.seconds(own, "lab-0") == pytest.approx(10.0 + 2.0 + 8.0)
 
 

@@ -47,7 +47,8 @@ def test_its_plan_is_the_same_whatever_its_state() -> None:
 
 
 async def test_the_store_keeps_node_result_and_who_has_declined(tmp_path: Path) -> None:
-    plan = accepted_plan(ONE, accepted_job(1, "lab-1").accepted_at("b"))
+    plan = accepted_plan(ONE, accepted_job(1, "lab-1").accepted_at("b")).of_sites({"lab-0": "a", "lab-1": "b"})
+    assert [site.node for site in plan.sites] == ["a", "b"]
     store = open_store(tmp_path)
     assert store.experts() is None
     await store.do(accept_experts, plan, NOW)

@@ -440,6 +440,17 @@ def test_a_database_without_revoked_sites_gets_none(connection: sqlite3.Connecti
     assert connection.execute("SELECT * FROM meta").fetchall() == []
 
 
+def test_a_plan_of_experts_that_is_there_knows_the_nodes_of_the_sites(connection: sqlite3.Connection) -> None:
+    migrate(connection, PATH, MIGRATIONS[:4])
+    sites = [("a", "lab-0", None), ("b", "lab-1", 9.0)]
+    connection.executemany(
+        "INSERT INTO sites (node, name, enrolled_at, invite, revoked_at) VALUES (?, ?, 0, '', ?)", sites
+    )
+    connection.execute("INSERT INTO expert_plans VALUES ('p', 1.0, '{}')")
+    migrate(connection, PATH)
+    assert connection.execute("SELECT nodes FROM expert_plans").fetchall() == [('{"lab-0":"a"}',)]
+
+
 async def test_a_database_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "run.db") as connection:
         connection.execute("PRAGMA user_version = 99")
