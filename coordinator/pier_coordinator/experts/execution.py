@@ -45,23 +45,27 @@ class ExpertRun:
     def __init__(self, coordinator: Coordinator) -> None:
         self._of = coordinator
         self._current: PlanExecution | None = None
+        self._turn = asyncio.Lock()  # no plan is accepted while another is, or while one is planned anew
         if known := coordinator.store.experts():
             accepted, plan = known
             self._current = PlanExecution(coordinator, plan, accepted)
 
     async def accept(self, plan: AcceptedPlan) -> None:
         """Accept a plan and give the sites their jobs. Raises Refused."""
-        current = self._current.plan if self._current else None
-        if current and not current.complete and all(job.node for job in current.jobs):
-            raise Refused(f"the plan {current.id[:8]} is not complete: its experts are being trained")
-        names = {site.name: site.node for site in self._of.sites.values() if site.revoked_at is None}
-        if unknown := sorted({site.name for site in plan.sites} - names.keys()):
-            raise Refused(f"there is no site {unknown[0]} in this run: plan with those that are (no [[sites]])")
-        jobs, now = [each.accepted_at(names[each.site]) for each in plan.jobs], self._of.wall()
-        begun = plan.of_sites(names).updated(jobs)
-        await self._of.store.do(accept_experts, begun, now)
-        self._current = PlanExecution(self._of, begun, now)
-        await self._current.begin()
+        async with self._turn:
+            current = self._current.plan if self._current else None
+            if current and not current.complete and all(job.node for job in current.jobs):
+                raise Refused(f"the plan {current.id[:8]} is not complete: its experts are being trained")
+            names = {site.name: site.node for site in self._of.sites.values() if site.revoked_at is None}
+            if unknown := sorted({site.name for site in plan.sites} - names.keys()):
+                raise Refused(f"there is no site {unknown[0]} in this run: plan with those that are (no [[sites]])")
+            jobs, now = [each.accepted_at(names[each.site]) for each in plan.jobs], self._of.wall()
+            begun = plan.of_sites(names).updated(jobs)
+            await self._of.store.do(accept_experts, begun, now)
+            if self._current:
+                self._current.end()
+            self._current = PlanExecution(self._of, begun, now)
+            await self._current.begin()
 
     async def welcome(self, node: str) -> None:
         """Take in a site that registers. One that joined after the plan was accepted may train experts as well."""
@@ -76,8 +80,9 @@ class ExpertRun:
 
     async def look(self, now: float) -> None:
         """Look for sites that are lost, new, slow or idle; `now` is in seconds on any monotonic clock."""
-        if self._current:
-            await self._current.look(now)
+        async with self._turn:
+            if self._current:
+                await self._current.look(now)
 
     async def evaluate(self, extra: Sequence[ScoredDomain], rows: int, patience: float, folder: Path) -> None:
         """Let the sites score the experts, each as soon as it is done; see Scoring. Raises Refused."""
@@ -159,6 +164,10 @@ class PlanExecution:
         """Start the plan: drop all checkpoints and give the sites their jobs."""
         await asyncio.to_thread(self.checkpoints.clear)
         await self._orders.give(self._involved())
+
+    def end(self) -> None:
+        """Give no more orders: another plan was accepted."""
+        self._orders.ended = True
 
     async def welcome(self, node: str) -> None:
         """Order a registering site that joined after the plan: there may be jobs for it once it has caught up."""
@@ -421,16 +430,21 @@ class PlanExecution:
 
 
 class ExpertOrders:
-    """The orders of the plan with this id; `wanted` gives what the order to a site should say now."""
+    """The orders of the plan with this id; `wanted` gives what the order to a site should say now.
+
+    Attributes:
+        ended: whether another plan was accepted, whose orders hold.
+    """
 
     def __init__(self, coordinator: Coordinator, plan: str, wanted: Callable[[str], dict[str, Any]]) -> None:
         self._of, self._plan, self._wanted = coordinator, plan, wanted
         self._owed: set[str] | None = None
+        self.ended = False
 
     async def give(self, nodes: Iterable[str]) -> None:
         """Give these sites their current orders."""
         for node in sorted({*nodes} - {""}):
-            if self._of.sites[node].revoked_at is None:
+            if self._of.sites[node].revoked_at is None and not self.ended:
                 await self._of.assign({"expert": self._wanted(node)}, [node])
             if self._owed is not None:
                 self._owed.discard(node)

@@ -438,6 +438,61 @@ async def test_an_expert_that_is_done_while_it_is_planned_anew_stays_done(tmp_pa
         assert 1 in numbers(run, ALICE.node)
 
 
+async def test_a_plan_that_comes_while_the_old_one_is_planned_anew_has_to_wait_for_what_comes_of_it(
+    tmp_path: Path,
+) -> None:
+    """An expert of the old plan has no site. Whether it gets one decides which of the plans holds."""
+    other = accepted_plan(accepted_job(0, "lab-1"), accepted_job(1, "lab-0"))
+    async with two_sites(tmp_path) as run:
+        expert_run, waiting = run.coordinator.experts, list[asyncio.Task[None]]()
+        await expert_run.accept(PLAN)
+        await silence_all_but_bob(run)
+        for seconds in (1000.0, 1060.0):
+            await expert_run.look(seconds)
+        await expert_run.take(BOB.node, [said(PLAN, BOB.node, 1, problem="the text here is another")])
+        await expert_run.look(1061.0)
+        assert [row["site"] for row in expert_run.told()["experts"]] == ["lab-1", None, "lab-1"]
+
+        async def accept() -> None:
+            waiting.append(asyncio.create_task(expert_run.accept(other)))
+            await asyncio.sleep(0)
+
+        async with run.site(ALICE) as alice, while_planning(run, accept):
+            await alice.beat(ALICE, (await alice.register(ALICE)).lease)
+            await expert_run.look(1062.0)
+        with pytest.raises(Refused, match=f"the plan {PLAN.id[:8]} is not complete"):
+            await waiting[0]
+        assert {ordered(run, site.node).plan for site in (ALICE, BOB)} == {PLAN.id}
+
+
+async def test_of_two_plans_that_come_at_once_one_is_refused(tmp_path: Path) -> None:
+    other = accepted_plan(accepted_job(0, "lab-1"), accepted_job(1, "lab-0"))
+    async with two_sites(tmp_path) as run:
+        both = await asyncio.gather(
+            *(run.coordinator.experts.accept(plan) for plan in (PLAN, other)), return_exceptions=True
+        )
+        assert both[0] is None
+        assert isinstance(both[1], Refused)
+        assert {ordered(run, site.node).plan for site in (ALICE, BOB)} == {PLAN.id}
+
+
+async def test_a_plan_that_is_over_gives_no_order_after_the_next_one(tmp_path: Path) -> None:
+    """Its last expert is done, and the next plan is accepted before the sites are told."""
+    old, new = accepted_plan(accepted_job(0, "lab-0")), accepted_plan(accepted_job(0, "lab-1"), lost_after_s=61.0)
+    async with two_sites(tmp_path) as run:
+        expert_run, add_facts = run.coordinator.experts, run.coordinator.store.add_facts
+        await expert_run.accept(old)
+
+        async def slowly(facts: Any) -> Any:
+            run.coordinator.store.add_facts = add_facts  # type: ignore[method-assign]
+            await expert_run.accept(new)
+            return await add_facts(facts)
+
+        run.coordinator.store.add_facts = slowly  # type: ignore[method-assign]
+        await expert_run.take(ALICE.node, [said(old, ALICE.node, 0, **DONE)])
+        assert {ordered(run, site.node).plan for site in (ALICE, BOB)} == {new.id}
+
+
 async def test_an_expert_that_is_done_while_its_move_is_stored_stays_done(tmp_path: Path) -> None:
     plan = accepted_plan(accepted_job(0, "lab-0"), accepted_job(1, "lab-1"))
     async with two_sites(tmp_path) as run:
