@@ -127,6 +127,35 @@ async def test_strangers_together_have_only_so_many_streams(
     assert {type(task.exception()) for task in held} == {CutOff}
 
 
+@pytest.mark.parametrize("known", [False, True])
+async def test_one_peer_has_only_so_many_streams(
+    bob: tuple[HivemindCarrier, str], stranger: Stranger, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """Streams that say nothing, or lines, which last: they leave room for other peers, and have it again later."""
+    monkeypatch.setattr(server, "OPENINGS", 3)
+    monkeypatch.setattr(server, "STREAMS_PER_PEER", 4)
+    opening, lines = (await stranger.opening()).SerializeToString(), list[Stream]()
+    if known:
+        lines.append(await stranger.stream(LINE))
+        await lines[0].send(Kind.MESSAGE, opening)
+        assert (await lines[0].receive(8192))[0] is Kind.MESSAGE
+    lines += [await stranger.stream(LINE) for _ in range(4)]
+    waiting = {asyncio.create_task(stream.receive(0)) for stream in lines[known:]}
+    (ended,), held = await asyncio.wait(waiting, timeout=QUICK, return_when=asyncio.FIRST_COMPLETED)
+    assert type(ended.exception()) is CutOff
+    assert len(held) == 3
+    other = SITES.carrier(ALICE)
+    other.introduce(bob[0].node, bob[1])
+    await other.call(bob[0].node, LEAVE, LEAVING, QUICK)
+    await other.stop()
+    for stream in lines:
+        stream.close()
+    await asyncio.wait(held)
+    async with asyncio.timeout(QUICK):
+        while (await stranger.told(LINE, opening))[0] is not Kind.MESSAGE:
+            pass
+
+
 async def test_a_peer_with_a_line_takes_no_strangers_place(
     bob: tuple[HivemindCarrier, str], stranger: Stranger, monkeypatch: pytest.MonkeyPatch
 ) -> None:

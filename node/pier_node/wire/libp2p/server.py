@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -16,11 +17,15 @@ from pier_node.wire.carrier import EXCHANGE, FETCH, HELLO, KEEPALIVE, MESSAGE_BY
 from pier_node.wire.grpc.reasons import brief
 from pier_node.wire.libp2p.host import Host
 from pier_node.wire.libp2p.stream import LINE, NAME_BYTES, OPENING_BYTES, CutOff, Kind, Stream, headers
-from pier_node.wire.links import CALLS, GRACE, PATIENCE, Answers, Busy, Headers, NotAdmitted, taken
+from pier_node.wire.links import CALLS, CALLS_PER_PEER, GRACE, PATIENCE, Answers, Busy, Headers, NotAdmitted, taken
 from pier_proto.v1.stream_pb2 import Opening
 
 STRANGERS = 256
 """Most streams of peers that have no line yet: one each, to open it."""
+OPENINGS = 8
+"""Most streams of one such peer."""
+STREAMS_PER_PEER = 2 * CALLS_PER_PEER
+"""Most streams of a peer with a line: its calls and lines, and room to refuse calls beyond CALLS_PER_PEER."""
 
 log = logging.getLogger(__name__)
 
@@ -49,17 +54,23 @@ class PeerServer:
         self._callers: dict[bytes, list[Caller]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._strangers: set[asyncio.Task[Any]] = set()
+        self._open: Counter[Any] = Counter()  # streams by peer id
 
     # --- a stream ------------------------------------------------------------------------------
 
     async def handle(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Called by p2pd for each stream that a peer opens; never raises."""
-        stream, known = Stream(reader, writer), info.peer_id.to_bytes() in self._callers
-        places, most = (self._tasks, CALLS) if known else (self._strangers, STRANGERS)
-        if len(places) < most:
+        stream, peer, places, most, each = Stream(reader, writer), info.peer_id, self._strangers, STRANGERS, OPENINGS
+        if peer.to_bytes() in self._callers:
+            places, most, each = self._tasks, CALLS, STREAMS_PER_PEER
+        if len(places) < most and self._open[peer] < each:
             task = asyncio.create_task(self._answer(info, stream))
             places.add(task)
+            self._open[peer] += 1
             await asyncio.wait({task})
+            self._open[peer] -= 1
+            if not self._open[peer]:
+                del self._open[peer]
             self._strangers.discard(task)
             self._tasks.discard(task)
         stream.close()
