@@ -234,6 +234,7 @@ DOUBLES: dict[Any, dict[str, Any]] = {
         "Replica": HuntReplica,
         "own_trainer": HuntWorkers,
         "tell_start": tell_nothing,
+        "get_ready": lambda _config: None,
         "Layout": _OneLayout,
         "rounds_of_all": watched_rounds,
         "pairs_of_two": watched_pairs,

@@ -23,6 +23,7 @@ from simulation.virtual_time import VirtualTimeLoop
 from simulation.world import World
 
 from pier_node.config.run import RunConfig
+from pier_node.outer.advance import get_ready
 from pier_node.outer.schedule import synced
 from pier_node.site import membership, training
 
@@ -45,10 +46,14 @@ def played(schedule: Schedule, say: Callable[[str], None] | None = None) -> Worl
         made.set_exception_handler(world.unhandled)
         return made
 
+    if not gc.get_freeze_count():
+        get_ready(world.config)  # sites do not: it freezes what is there, and the world would stay for good
+    gc.collect()
     gc.disable()  # what a world leaves behind goes at once, between two worlds
     try:
         with _doubled(world, logging.INFO if say else logging.ERROR), asyncio.Runner(loop_factory=loop) as runner:
             runner.run(world.play())
+            gc.collect()  # exceptions that nobody has fetched are told
     finally:
         gc.enable()
         shutil.rmtree(root, ignore_errors=True)

@@ -7,6 +7,7 @@ happens, or cuts it down.
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,14 @@ GIVEN_TO_ONE_OF_TWO = schedule(
 )
 def test_forks_that_were(story: Schedule) -> None:
     assert not played(story).failures
+
+
+def test_a_world_that_is_over_leaves_nothing_open() -> None:
+    counts = []
+    for _ in range(4):
+        assert not played(GIVEN_TO_ONE).failures
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert counts[-1] <= counts[1] + 2, "the first one imports, and the last world is still there"
 
 
 SLOW = 15.0
