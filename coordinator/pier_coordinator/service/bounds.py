@@ -33,8 +33,9 @@ from pier_proto.v1.peer_pb2 import (
     WitnessRequest,
 )
 
-MESSAGE_BYTES = 384 << 10
-"""Maximum size of a message, in bytes: a round of 1,024 sites has a proof of 325 kB."""
+MESSAGE_BYTES = 512 << 10
+"""Maximum size of a message, in bytes: a round of 1,024 sites has a proof of up to 390 kB, and what a site tells the
+witness beside it takes up to 65 kB."""
 RECORDS = 256
 """Maximum number of records in a report."""
 YEAR_9999 = 253_370_764_800

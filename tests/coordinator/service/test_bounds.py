@@ -14,6 +14,7 @@ from wire.samples import LINK as PROOF
 from pier_coordinator.service.bounds import DOMAINS, EXPERTS, FIELDS, MESSAGE_BYTES, RECORDS, SHEET_BYTES, parse
 from pier_node.config.run import SITES
 from pier_node.pipeline.paths_file import MOST_BYTES
+from pier_node.wire.bounds import DOUBLE_VOTES, MOST_HANDOVERS
 from pier_node.wire.carrier import BadMessage
 from pier_node.wire.files import PIECE
 from pier_node.wire.rules import REVOKED
@@ -49,7 +50,20 @@ from pier_proto.v1.coordinator_pb2 import (
     Stage,
     WatchRequest,
 )
-from pier_proto.v1.peer_pb2 import Place, Pulse, Revocations, Site, TokenizerRequest, WitnessRequest
+from pier_proto.v1.peer_pb2 import (
+    Ballot,
+    DoubleVote,
+    Handover,
+    Link,
+    Place,
+    Pulse,
+    Revocations,
+    Signed,
+    Site,
+    TokenizerRequest,
+    Vote,
+    WitnessRequest,
+)
 
 KINDS = sorted(FIELDS, key=lambda kind: kind.__name__)
 SAMPLE = Sample(inner_step=1, tokens=2, tokens_per_second=3.0, loss=math.nan, utilisation=0.5, bytes_sent=4, memory=5)
@@ -228,7 +242,7 @@ def test_what_is_out_of_bounds_is_named(message: Message, text: str) -> None:
 
 
 def test_a_message_has_a_largest_size() -> None:
-    with pytest.raises(BadMessage, match="a ReportRequest of 393217 bytes: at most 393216 are taken"):
+    with pytest.raises(BadMessage, match="a ReportRequest of 524289 bytes: at most 524288 are taken"):
         parse(ReportRequest, bytes(MESSAGE_BYTES + 1))
 
 
@@ -245,3 +259,25 @@ def test_one_wrong_byte_raises_nothing_else(message: Message, place: int, value:
     raw[place % len(raw)] = value
     with suppress(BadMessage):
         parse(type(message), bytes(raw))
+
+
+def test_the_longest_question_to_the_witness_is_taken() -> None:
+    """Of 1,024 sites that voted before in the same round, by one that has votes of others and proof of liars."""
+    node, digest, ballot = "f" * 16, b"\xff" * 32, Ballot(number=1000, leader="f" * 16)
+
+    def signed(statement: Message) -> Signed:
+        return Signed(node=node, statement=statement.SerializeToString(), public=bytes(91), signature=bytes(72))
+
+    vote = signed(
+        Vote(node=node, round=1 << 24, ballot=ballot, digest=digest, plan=digest, prior=ballot, prior_digest=digest)
+    )
+    handover = signed(Handover(node=node, heir=node, round=1 << 24, base=digest, votes=[node], number=1))
+    members = [f"{number:016x}" for number in range(SITES)]
+    proof = Link(round=1 << 24, digest=digest, base=digest, ballot=ballot, members=members, votes=[vote] * SITES)
+    request = WitnessRequest(
+        base=digest,
+        proof=[proof],
+        double_votes=[DoubleVote(one=vote, other=vote)] * DOUBLE_VOTES,
+        handovers=[handover] * MOST_HANDOVERS,
+    )
+    assert parse(WitnessRequest, request.SerializeToString()) == request
