@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +25,17 @@ from pier_node.pipeline.planning.simulator import Ints, compiled
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-HOT, COLD = 0.01, 0.0001
+HOT, COLD = 0.003, 0.0001
 """First and last temperature of the first annealing, as fractions of the iteration."""
+NEAR = 0.9
+"""Probability that a step of it brings a site next to a near one."""
 EXCHANGES = 300_000
 """Steps of the second."""
 OTHER_STAGE = 0.2
 """Probability that a step of the second changes a stage of a circuit."""
-TURN, DELAY, PLACES = range(3)
+TURN, DELAY, PLACES, RATE = range(4)
 """Rows of `figures`, whose columns are the circuits: seconds of a path, by how much the last microbatch follows the
-first one because of the slowest site, and microbatches in flight.
+first one because of the slowest site, microbatches in flight, and these per second.
 """
 
 
@@ -40,13 +43,10 @@ def circuits(problem: Problem, seed: int, steps: int) -> Plan | None:
     """A plan that is valid except for `max_intra_s`; None if none was found. `steps`: of the first annealing."""
     dealt, random_numbers, length = random.Random(seed), dice(seed), problem.path_length
     visits = _visits(problem, dealt)
-    figures = np.zeros((3, len(visits)))
+    figures = np.zeros((4, len(visits)))
     order = np.array(dealt.sample(range(len(problem.sites)), len(problem.sites)), np.int64)
-    busy = np.array([site.forward_s + site.backward_s for site in problem.sites])
-    sites = np.array([(site.loss_s, own, site.memory) for site, own in zip(problem.sites, busy, strict=True)]).T
-    wire = np.array(problem.transfer_s)
-    size = np.array([length, problem.waves, problem.microbatches], np.int64)
-    time = gather(wire + wire.T + busy[:, None], sites, order, size, figures, steps, random_numbers)
+    field = Field.of(problem)
+    time = gather(field, order, figures, steps, random_numbers)
     if not np.isfinite(time):
         return None
     places = figures[PLACES].astype(np.int64)
@@ -68,7 +68,7 @@ def circuits(problem: Problem, seed: int, steps: int) -> Plan | None:
     waves = []
     for row in counts.tolist():
         wave = [path for path, count in zip(paths, row, strict=True) for _ in range(count)]
-        if not _even_out(problem, stages, wire + wire.T + busy, wave):
+        if not _even_out(problem, stages, field.hop, wave):
             return None
         waves.append(tuple(wave))
     return Plan(tuple(tuple(sorted(own)) for own in stages), tuple(waves))
@@ -98,36 +98,77 @@ def _shared_out(wave_sizes: tuple[int, ...], places: Ints, most: Ints) -> Ints:
     return counts
 
 
-@compiled
-def gather(hop: Floats, sites: Floats, order: Ints, size: Ints, figures: Floats, steps: int, dice: Dice) -> float:
-    """Anneal which sites form circuits: the first L sites of `order` the first one, and so on; the last ones none.
-
-    Returns the time that the circuits need, infinite if all their memory does not suffice.
+class Field(NamedTuple):
+    """What circuits are formed from.
 
     Args:
         hop: [N, N], seconds of a visit and of the way to the next site and back.
+        near: [N, N], the sites ordered by distance from each site, itself first.
         sites: [3, N]: seconds of the loss and of a visit, and memory.
         size: L, W, and the number of microbatches.
     """
-    groups = figures.shape[1]
+
+    hop: Floats
+    near: Ints
+    sites: Floats
+    size: Ints
+
+    @classmethod
+    def of(cls, problem: Problem) -> Field:
+        """The field of a problem."""
+        busy = np.array([site.forward_s + site.backward_s for site in problem.sites])
+        sites = np.array([(site.loss_s, own, site.memory) for site, own in zip(problem.sites, busy, strict=True)])
+        wire = np.array(problem.transfer_s)
+        there_and_back = wire + wire.T
+        np.fill_diagonal(there_and_back, -1.0)
+        near = np.argsort(there_and_back, axis=1, kind="stable")
+        size = np.array([problem.path_length, problem.waves, problem.microbatches], np.int64)
+        return cls(there_and_back + busy[:, None], near, np.ascontiguousarray(sites.T), size)
+
+
+@compiled
+def gather(field: Field, order: Ints, figures: Floats, steps: int, dice: Dice) -> float:
+    """Anneal which sites form circuits: the first L sites of `order` the first one, and so on; the last ones none.
+
+    Returns the time that the circuits need, infinite if all their memory does not suffice.
+    """
+    hop, near, sites, (length, waves, microbatches) = field.hop, field.near, field.sites, field.size
+    groups, place = figures.shape[1], np.argsort(order)
     for group in range(groups):
-        _measure(hop, sites, order, size[0], figures, group)
-    now, trial = _needed(figures, size[1], size[2])[1], figures.copy()
-    start = now
+        _measure(hop, sites, order, length, figures, group)
+    trial, start = figures.copy(), _needed(figures, waves, microbatches)[1]
+    now = start
     for step in range(steps):
-        i, j = below(dice, len(order)), below(dice, len(order))
+        i, j = _pair(near, order, place, groups * length, length, dice)
         order[i], order[j] = order[j], order[i]
-        trial[:] = figures
-        for place in (i, j):
-            if place // size[0] < groups:
-                _measure(hop, sites, order, size[0], trial, place // size[0])
-        after = _needed(trial, size[1], size[2])[1]
-        if after <= now - start * HOT * (COLD / HOT) ** (step / steps) * np.log(1.0 - uniform(dice)):
+        for it in (i, j):
+            if it < groups * length:
+                _measure(hop, sites, order, length, trial, it // length)
+        limit = now - start * HOT * (COLD / HOT) ** (step / steps) * np.log(1.0 - uniform(dice))
+        after, smooth = np.inf, _smooth(trial, microbatches)
+        if smooth <= limit and _done(trial, waves, 2 * limit - smooth) >= microbatches:
+            after = _needed(trial, waves, microbatches)[1]
+        if after <= limit:
             now = after
-            figures[:] = trial
+            place[order[i]], place[order[j]] = i, j
         else:
             order[i], order[j] = order[j], order[i]
-    return float(_needed(figures, size[1], size[2])[0])
+        for it in (i, j):
+            if it < groups * length and after <= limit:
+                figures[:, it // length] = trial[:, it // length]
+            elif it < groups * length:
+                trial[:, it // length] = figures[:, it // length]
+    return float(_needed(figures, waves, microbatches)[0])
+
+
+@compiled
+def _pair(near: Ints, order: Ints, place: Ints, used: int, length: int, dice: Dice) -> tuple[int, int]:
+    """Two places whose sites may be exchanged; mostly one gets a site near the one before or after it."""
+    i = below(dice, len(order))
+    if i >= used or uniform(dice) >= NEAR:
+        return i, below(dice, len(order))
+    beside = i // length * length + (i + (1 if uniform(dice) < 0.5 else length - 1)) % length
+    return i, place[near[order[beside], 1 + int((len(order) - 1) * uniform(dice) ** 3)]]
 
 
 @compiled
@@ -139,25 +180,39 @@ def _measure(hop: Floats, sites: Floats, order: Ints, length: int, figures: Floa
         turn += hop[site, order[first + (index + 1) % length]]
         slowest, places = max(slowest, sites[1, site]), min(places, sites[2, site])
     figures[TURN, group], figures[DELAY, group], figures[PLACES, group] = turn, slowest * (places - 1), places
+    figures[RATE, group] = places / turn
+
+
+@compiled
+def _smooth(figures: Floats, microbatches: int) -> float:
+    """The time that circuits need if they could do parts of turns."""
+    rate, late = 0.0, 0.0
+    for group in range(figures.shape[1]):
+        rate += figures[RATE, group]
+        late += figures[RATE, group] * figures[DELAY, group]
+    return (microbatches + late) / rate if rate > 0 else np.inf
+
+
+@compiled
+def _done(figures: Floats, waves: int, time: float) -> float:
+    """How many microbatches circuits can do in whole turns."""
+    done = 0.0
+    for group in range(figures.shape[1]):
+        turns = int((time - figures[DELAY, group]) / figures[TURN, group] + ALMOST)
+        done += min(max(0, turns), waves) * figures[PLACES, group]
+    return done
 
 
 @compiled
 def _needed(figures: Floats, waves: int, microbatches: int) -> tuple[float, float]:
     """The time that circuits need with whole turns; and its mean with the time that they would with parts of turns."""
-    rate, late = 0.0, 0.0
-    for group in range(figures.shape[1]):
-        rate += figures[PLACES, group] / figures[TURN, group]
-        late += figures[PLACES, group] / figures[TURN, group] * figures[DELAY, group]
-    smooth = time = (microbatches + late) / rate if rate > 0 else np.inf
-    while time < np.inf:
-        done, after = 0.0, np.inf
+    smooth = time = _smooth(figures, microbatches)
+    while time < np.inf and _done(figures, waves, time) < microbatches:
+        after = np.inf
         for group in range(figures.shape[1]):
             turns = max(0, int((time - figures[DELAY, group]) / figures[TURN, group] + ALMOST))
             if turns < waves:
                 after = min(after, (turns + 1) * figures[TURN, group] + figures[DELAY, group])
-            done += min(turns, waves) * figures[PLACES, group]
-        if done >= microbatches:
-            break
         time = after
     return time, (time + smooth) / 2
 
