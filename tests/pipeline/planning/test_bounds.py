@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from pipeline.planning.cases import even, problem, site
 
 from bench.paths_instances import Instance, instances
-from pier_node.pipeline.planning.bounds import lower_bounds
+from pier_node.pipeline.planning.bounds import Bools, Floats, cheapest, lower_bounds
 from pier_node.pipeline.planning.plan import Plan, violations
 from pier_node.pipeline.planning.problem import Problem, Rules
-from pier_node.pipeline.planning.simulator import NEVER, makespan, makespan_ns, rows, scratch, tables
+from pier_node.pipeline.planning.simulator import NEVER, Ints, makespan, makespan_ns, rows, scratch, tables
 
 BOUNDED = [it for it in instances() if it.bounds]
 
@@ -163,9 +163,39 @@ def test_a_slow_uplink_sends_fewer_microbatches_over_a_near_site() -> None:
     assert slow.load_s > 1.05 * free.load_s
 
 
-def test_a_path_never_goes_straight_back_in_a_bound() -> None:
-    """Two near sites would otherwise be visited in turn; the third is far from both."""
-    wire = tuple(tuple(0.0 if a == b else 0.1 if {a, b} <= {0, 1, 2} else 9.0 for b in range(4)) for a in range(4))
-    sites = tuple(site(f"s{at}", memory=9) for at in range(4))
-    it = Problem(sites, wire, (1, 1, 1, 1), 4, 1)
-    assert lower_bounds(it).memory_s == pytest.approx(2.75 + 3 * 2.5 + 2 * (0.1 + 0.1 + 9.0 + 9.0))
+def test_a_path_visits_no_site_twice_in_a_bound() -> None:
+    """Four near sites would otherwise be visited in turn; the fifth is far from them."""
+    wire = tuple(tuple(0.0 if a == b else 0.1 if max(a, b) < 4 else 9.0 for b in range(5)) for a in range(5))
+    sites = tuple(site(f"s{at}", memory=9) for at in range(5))
+    it = Problem(sites, wire, (1,) * 5, 5, 1)
+    assert lower_bounds(it).memory_s == pytest.approx(2.75 + 4 * 2.5 + 2 * (3 * 0.1 + 2 * 9.0))
+
+
+def shortest(visit: Floats, hop: Floats, group: Ints, allowed: Bools, length: int) -> float:
+    """The cheapest closed path from site 0, by trying all."""
+    paths = ((0, *rest) for rest in permutations(range(1, len(visit)), length - 1))
+    lawful = (
+        path
+        for path in paths
+        if len({*group[[*path]]}) == length and all(allowed[group[a], group[b]] for a, b in pairwise(path))
+    )
+    return min(
+        (sum(visit[[*it[1:]]]) + sum(hop[a, b] for a, b in pairwise([*it, 0])) for it in lawful), default=math.inf
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(2, 6), st.booleans(), st.sampled_from([0, 5, 1000]))
+def test_the_cheapest_path_is_that_of_trying_all(seed: int, length: int, grouped: bool, tries: int) -> None:
+    """Two towns of near sites, in which cheap walks stay. A search that is given up is no dearer, but a closed walk."""
+    dice, count = np.random.default_rng(seed), 7
+    wire = dice.uniform(0.1, 2, (count, count)) + 4.0 * (np.arange(count)[:, None] % 2 != np.arange(count) % 2)
+    group = dice.integers(0, 4, count) if grouped else np.arange(count)
+    allowed = dice.uniform(size=(count, count)) < 0.8
+    visit, hop, walk = dice.uniform(0, 1, count), wire + wire.T, np.zeros(length, np.int64)
+    found = cheapest(visit, hop, group, allowed, 0, walk, tries)
+    least = shortest(visit, hop, group, allowed, length)
+    assert found <= least + 1e-9
+    assert tries < 1000 or found == pytest.approx(least)
+    if found < math.inf:
+        assert found == pytest.approx(sum(visit[walk[1:]]) + sum(hop[a, b] for a, b in pairwise([*walk, 0])))

@@ -1,8 +1,8 @@
 """Lower bounds on the time of an iteration, for a given assignment of sites to stages or for any assignment.
 
 Every bound holds for every plan. So the gap between a plan and the largest bound limits what a better search could
-gain. If swaps are allowed, paths are relaxed to walks that may return to a stage. The cheapest path from each site is a
-shortest walk over layers of sites, in compiled code.
+gain. A path visits no stage twice, or no site, if stages are not given; limits on swaps are relaxed. The cheapest path
+from each site is found in compiled code.
 """
 
 from __future__ import annotations
@@ -23,45 +23,101 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
-@compiled
-def cheapest(visit: Floats, hop: Floats, group: Ints, allowed: Bools, origin: int, walk: Ints) -> float:
-    """Cost of the cheapest closed walk from a site over L - 1 others; infinite if there is none.
+TRIES = 1000
+"""Branches of the search for a cheapest path, after which it is given up."""
 
-    It never goes straight back to the site that it came from, so each layer has two walks to a site: the cheapest, and
-    the cheapest that comes from elsewhere.
+
+@compiled
+def cheapest(visit: Floats, hop: Floats, group: Ints, allowed: Bools, origin: int, walk: Ints, tries: int) -> float:
+    """Cost of the cheapest closed path from a site over L - 1 others, of different groups; infinite if there is none.
+
+    A search in depth, cut where even the cheapest walk for the rest of the path would make it too long. After so
+    many tries it is left at that: the cost of the cheapest walk from there is a lower bound.
 
     Args:
         visit: [N], cost of visiting a site, except the origin.
         hop: [N, N], cost of going there and back.
-        group: [N], index of each site in `allowed` [G, G], which says whether a walk may go from one site to another.
-        walk: [L], receives the sites of the walk.
+        group: [N], index of each site in `allowed` [G, G], which says whether a path may go from one site to another.
+        walk: [L], receives the sites of the path, or of that walk.
     """
-    sites, length = len(visit), len(walk)
-    cost = np.full((2, length, sites), np.inf)
-    came = np.full((2, length, sites), -1, np.int64)
-    cost[0, 0, origin] = 0.0
-    for layer in range(1, length):
-        for before in range(sites):
-            if cost[0, layer - 1, before] == np.inf:
+    length, sites = len(walk), len(visit)
+    cost, after = _rest(visit, hop, group, allowed, origin, length)
+    bounds, path = np.full((length, sites), np.inf), np.full(length, origin, np.int64)
+    spent, used = np.zeros(length), np.zeros(len(allowed), np.bool_)
+    used[group[origin]] = True
+    best, depth, branches = np.inf, 0, 0
+    _branch(bounds[1], spent[0], hop, group, allowed, used, origin, cost[:, length - 2], after[:, length - 2])
+    while depth >= 0:
+        site, before = int(np.argmin(bounds[depth + 1])), path[depth]
+        bound = bounds[depth + 1, site]
+        if bound >= best:
+            used[group[before]] = False
+            depth -= 1
+            continue
+        bounds[depth + 1, site] = np.inf
+        path[depth + 1] = site
+        branches += 1
+        if depth + 2 == length or branches > tries:
+            for index in range(depth + 2, length):
+                way = 1 if after[0, length - index, path[index - 1]] == path[index - 2] else 0
+                path[index] = after[way, length - index, path[index - 1]]
+            best, walk[:] = bound, path
+            continue
+        depth += 1
+        spent[depth] = spent[depth - 1] + hop[before, site] + visit[site]
+        used[group[site]] = True
+        rest = length - 2 - depth
+        _branch(bounds[depth + 1], spent[depth], hop, group, allowed, used, site, cost[:, rest], after[:, rest])
+    return float(best)
+
+
+@compiled
+def _rest(visit: Floats, hop: Floats, group: Ints, allowed: Bools, origin: int, length: int) -> tuple[Floats, Ints]:
+    """[2, L - 1, N]: cost of the cheapest walk from each site to the origin over so many others, and the next site.
+
+    It never goes straight back to the site that it came from, so there are two: the cheapest, and the cheapest that
+    goes elsewhere first.
+    """
+    sites = len(visit)
+    cost, after = np.full((2, length - 1, sites), np.inf), np.full((2, length - 1, sites), -1, np.int64)
+    for site in range(sites):
+        if group[site] != group[origin]:
+            cost[0, 0, site] = visit[site] + hop[site, origin]
+    for rest in range(1, length - 1):
+        for to in range(sites):
+            if cost[0, rest - 1, to] == np.inf:
                 continue
             for site in range(sites):
-                if site in (origin, before) or not allowed[group[before], group[site]]:
+                if group[site] == group[origin] or site == to or not allowed[group[site], group[to]]:
                     continue
-                way = 1 if came[0, layer - 1, before] == site else 0
-                total = cost[way, layer - 1, before] + hop[before, site] + visit[site]
-                if total < cost[0, layer, site]:
-                    cost[1, layer, site], came[1, layer, site] = cost[0, layer, site], came[0, layer, site]
-                    cost[0, layer, site], came[0, layer, site] = total, before
-                elif total < cost[1, layer, site]:
-                    cost[1, layer, site], came[1, layer, site] = total, before
-    last = int(np.argmin(cost[0, length - 1] + hop[:, origin]))
-    found = cost[0, length - 1, last] + hop[last, origin]
-    after = -1
-    for layer in range(length - 1, -1, -1):
-        walk[layer] = last
-        before = came[1 if came[0, layer, last] == after else 0, layer, last]
-        after, last = last, before
-    return float(found)
+                way = 1 if after[0, rest - 1, to] == site else 0
+                total = visit[site] + hop[site, to] + cost[way, rest - 1, to]
+                if total < cost[0, rest, site]:
+                    cost[1, rest, site], after[1, rest, site] = cost[0, rest, site], after[0, rest, site]
+                    cost[0, rest, site], after[0, rest, site] = total, to
+                elif total < cost[1, rest, site]:
+                    cost[1, rest, site], after[1, rest, site] = total, to
+    return cost, after
+
+
+@compiled
+def _branch(
+    bounds: Floats,
+    spent: float,
+    hop: Floats,
+    group: Ints,
+    allowed: Bools,
+    used: Bools,
+    at: int,
+    cost: Floats,
+    after: Ints,
+) -> None:
+    """[N]: what a path costs at least if it goes on to each site."""
+    for site in range(len(bounds)):
+        bounds[site] = np.inf
+        if allowed[group[at], group[site]] and not used[group[site]]:
+            way = 1 if after[0, site] == at else 0
+            bounds[site] = spent + hop[at, site] + cost[way, site]
 
 
 TINY = 1e-300
@@ -116,8 +172,8 @@ class _Ground:
         busy = np.array([site.forward_s + site.backward_s for site in problem.sites])
         sites, stages, first = len(problem.sites), problem.stages, problem.stage_sizes[0]
         if plan is None:
-            anywhere = np.ones((1, 1), np.bool_)
-            group, needs = np.zeros(sites, np.int64), _needs(problem, ())
+            anywhere = np.ones((sites, sites), np.bool_)
+            group, needs = np.arange(sites), _needs(problem, ())
             return cls(problem, busy, wire + wire.T, group, anywhere, [*range(sites)], first, needs)
         group = np.full(sites, stages, np.int64)
         for site, stage in plan.stage_of().items():
@@ -178,7 +234,7 @@ class _Ground:
         """The cheapest path: its time multiplied by `factor`, plus the prices of its other sites; and its sites."""
         walk = np.zeros(self.problem.path_length, np.int64)
         visit, hop = self.busy * factor + prices, self.hop * factor
-        cost = cheapest(visit, hop, self.group, self.allowed, origin, walk)
+        cost = cheapest(visit, hop, self.group, self.allowed, origin, walk, TRIES)
         return factor * self.own(origin) + cost, walk
 
 
@@ -244,11 +300,13 @@ def _held(site: Site, least: float, waves: int) -> list[float]:
 
 
 def _load(ground: _Ground, best: float) -> float:
-    """Mean time that the data nodes' memory is held if no site exceeds its capacity: a Lagrangian bound; or `best`.
+    """How long the data nodes' memory is held if no site exceeds its capacity: a Lagrangian bound; or `best`.
 
-    Each site i has a price u_i per visit and each data node o a weight l_o; the weights sum to 1. For any such values,
-    the sum over microbatches of the cheapest l_o / m_o * time + prices, minus the prices of all capacity, is a bound.
-    Three things raise it:
+    Each site i has a price u_i per visit, and each site o that may be a data node a weight l_o; of as many sites as
+    there are data nodes, the weights sum to 1 at most. If an iteration takes T, no data node holds its m_o slots for
+    longer. So for any such values, T is at least the sum over microbatches of the cheapest l_o / m_o * time + prices,
+    minus the prices of all capacity, plus (1 - sum of l_o) T for the data nodes, however these are chosen. Three things
+    raise it:
 
     - A data node takes no visits, so it pays for its whole capacity.
     - Its memory cannot be full from the first moment to the last (`_Ground.idle`).
@@ -265,17 +323,16 @@ def _load(ground: _Ground, best: float) -> float:
         cost, walks = _priced(ground, prices, factor)
         while True:
             capacity = ground.capacity(best)
-            fixed = capacity[origins] * prices[origins] + factor * ground.idle(best)
+            fixed = capacity[origins] * prices[origins] + factor * ground.idle(best) - weights[origins] * best
             value, counts, chosen = _shared_out(cost, ground.most(best), fixed, ground)
-            value -= float(prices @ capacity)
+            value += best - float(prices @ capacity)
             if value <= best:
                 break
             best = min(value, ground.later(best))
-        if len(origins) == ground.sources:
-            held = counts * (cost - prices[walks[:, 1:]].sum(axis=1)) / np.maximum(factor, TINY) + ground.idle(best)
-            turns = held / ground.memory[origins]
-            weights[origins] *= np.exp((turns / turns.max() - 1) / (1 + turn / 8))
-            weights /= weights.sum()
+        held = counts * (cost - prices[walks[:, 1:]].sum(axis=1)) / np.maximum(factor, TINY) + ground.idle(best)
+        turns = np.where(chosen, held / ground.memory[origins], best)
+        weights[origins] *= np.exp((turns / best - 1) / (1 + turn / 8))
+        weights /= np.sort(weights)[-ground.sources :].sum()
         slope = -capacity
         slope[origins] += capacity[origins] * chosen
         np.add.at(slope, walks[:, 1:], counts[:, None])
