@@ -348,9 +348,9 @@ FEW_SITES, MANY_SITES, STAGES_STAY = (TIED_FIRST, FREE), (TIED_FIRST, TIED_FIRST
 WITH_CIRCUITS = (FROM_CIRCUITS, FROM_CIRCUITS)
 """The phases of each thread. Repeating waves, or circuits, are a better beginning with many sites, from MANY on."""
 MANY = 50
-FORMING, CIRCUIT_COST = 0.2, 2.5
+FORMING, CIRCUIT_COST = 0.3, 2.5
 """Part of the search's seconds in which circuits are formed besides, and the work of such a step for each site."""
-FORMATIONS, TRIAL = 5, 0.05
+FORMATIONS, TRIAL = 3, 0.05
 """How many times circuits are formed, because chance matters; and the part of the seconds for which each are improved,
 to choose among them.
 """
