@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -37,7 +37,7 @@ from pier_proto.v1 import peer_pb2 as pb
 TELL_TIMEOUT = 10.0
 TELLS = 3
 REASON = 1000
-"""Most characters of a reason that others are told: a message does not hold every one (wire/bounds.py)."""
+"""Longest reason that others are told, in characters: wire/bounds.py limits the message."""
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Tools:
             self._room = SharedVector.scratch(length)
         return self._room
 
-    def hand_over(self) -> None:
+    def release_room(self) -> None:
         """The mean is complete, and its memory belongs to the next state."""
         self._room = SharedVector(0)
 
@@ -173,17 +173,18 @@ class Attempt:
             self._tools.silence.saw(reduction.longest_wait)
             self._tools.bandwidth = reduction.meter.rate()
             with span("outer step"):
-                self._tools.hand_over()
+                self._tools.release_room()
                 shadow = await run_to_end(asyncio.to_thread(advance, self._state, mean, self._tokens))
                 await check_finite(shadow)
             value = pb.Value(origin=self.ballot, digest=shadow.digest, members=shadow.members)
         await self._tools.faults.reach(shadow.round, "staged")
         with span("vote"):
-            self._tools.beside(self._tell(await self._cast(value, shadow)))
-            await self._await_votes()
+            vote, signed = await self._cast(value, shadow)
+            self._tools.beside(self._tell(signed))
+            votes = await self._await_votes(vote)
         for node, factor in self.clipped.items():
             log.warning("round %d: the update of %s was clipped to %.2g of its length", shadow.round, node, factor)
-        return shadow, self._link(shadow)
+        return shadow, self._link(shadow, votes)
 
     def close(self) -> None:
         """Let go of the last state: its memory is needed, and what was under way may refer to this attempt longer."""
@@ -203,7 +204,8 @@ class Attempt:
             node=self._tools.node,
             round=self._proposal.round,
             ballot=self.ballot,
-            suspect=suspicion.node or next(iter(suspicion.told), NOBODY),  # who only refused has a part in it, too
+            suspect=suspicion.node
+            or next(iter(suspicion.told), NOBODY),  # a node that only refused still had a part in it
             reason=suspicion.reason[:REASON],
         )
         others = [node for node in self.group if node != self._tools.node]
@@ -243,7 +245,7 @@ class Attempt:
         return shadow
 
     def _check_members(self, shadow: OuterState, value: pb.Value) -> None:
-        """Refuse a result whose members took part in no attempt at it, or with tokens of ours that we did not bring."""
+        """Refuse a result that counts members which took part in no attempt at it, or tokens that we did not bring."""
         strange = {*shadow.members} - {*value.members} or not self._can_have_made({*shadow.members}, value.origin)
         ours = [key for key in {*shadow.ledger, *self._state.ledger} if key.partition("/")[0] == self._tools.node]
         risen = any(shadow.ledger.get(key, 0) != self._state.ledger.get(key, 0) for key in ours)
@@ -253,8 +255,8 @@ class Attempt:
     def _can_have_made(self, members: set[str], origin: pb.Ballot) -> bool:
         """Whether these can have been the members of the attempt under this ballot, which carried a quorum.
 
-        All members of our attempt come to the same answer: of each of them its announcement says whether it has been in
-        that attempt, and whether it has given votes away; if not, nobody else can have had its own.
+        Every member of our attempt reaches the same verdict, because it rests on the announcements alone: each says
+        whether its node was in that attempt, and whether it has given votes away. If not, nobody else had its vote.
         """
         read, base = self._tools.statements.read, self._tools.statements.base(self._state.members)
         here = {signed.node: read(pb.Ready, signed) for signed in self._proposal.readies}
@@ -274,12 +276,12 @@ class Attempt:
             holder = self._proposal.holders[0]
             raise Suspicion(holder, f"its result is a step of {found:.3g}; a round can take at most {limit:.3g}")
 
-    async def _cast(self, value: pb.Value, shadow: OuterState) -> pb.Signed:
-        """Vote, and write that down. Returns the vote for the others."""
+    async def _cast(self, value: pb.Value, shadow: OuterState) -> tuple[pb.Vote, pb.Signed]:
+        """Vote, and write that down. Returns the vote, also as the others get it."""
         tools, ballot = self._tools, self.ballot
         await self._promises.cast(Cast.of(ballot, value), shadow)
         await tools.faults.reach(shadow.round, "journaled")
-        vote = self._vote = pb.Vote(
+        vote = pb.Vote(
             node=tools.node,
             round=shadow.round,
             ballot=ballot,
@@ -290,7 +292,7 @@ class Attempt:
         )
         signed = tools.statements.seal(vote)
         tools.votes.count(vote, signed, self.group)
-        return signed
+        return vote, signed
 
     async def _tell(self, vote: pb.Signed) -> None:
         tools = self._tools
@@ -301,7 +303,8 @@ class Attempt:
             del others[:1]
         await asyncio.gather(*(tools.tell(node, VOTE, vote) for node in others))
 
-    async def _await_votes(self) -> None:
+    async def _await_votes(self, ours: pb.Vote) -> Sequence[pb.Signed]:
+        """The votes of all members, once they are here and equal to ours. Raises Suspicion."""
         tools, loop = self._tools, asyncio.get_running_loop()
         began = loop.time()
         while missing := [node for node in self.group if node not in tools.votes.of(self.ballot)]:
@@ -311,7 +314,7 @@ class Attempt:
                 raise Suspicion(missing[0], f"did not vote for {tools.silence.seconds():.0f} s", mute=True)
             await tools.news.wait(1.0)
         tools.silence.saw(loop.time() - began)
-        votes, ours = tools.votes.of(self.ballot), self._vote
+        votes = tools.votes.of(self.ballot)
         wrong = [node for node in self.group if (votes[node].digest, votes[node].plan) != (ours.digest, ours.plan)]
         if wrong:
             raise Suspicion(wrong[0], "voted for a different result than ours")
@@ -319,9 +322,9 @@ class Attempt:
         told = {signed.node: statements.read(pb.Ready, signed) for signed in self._proposal.readies}
         if forgetful := [node for node in self.group if not remembers(votes[node], told[node])]:
             raise Suspicion(forgetful[0], "its vote and its announcement name different earlier votes")
-        self._votes = tools.votes.signed(self.ballot, self.group)  # later votes of a liar may push them out of the book
+        return tools.votes.signed(self.ballot, self.group)  # later votes of a liar may push them out of the book
 
-    def _link(self, shadow: OuterState) -> pb.Link:
+    def _link(self, shadow: OuterState, votes: Sequence[pb.Signed]) -> pb.Link:
         """The link: the votes of all members, as proof for others."""
         read = self._tools.statements.read
         announced = [read(pb.Ready, it) for it in self._proposal.readies]
@@ -335,7 +338,7 @@ class Attempt:
             base=self._mine.base,
             ballot=self.ballot,
             members=shadow.members,
-            votes=self._votes,
+            votes=votes,
             handovers=[signed[name] for name, it in told.items() if it in few],
         )
 

@@ -201,7 +201,7 @@ class Leader:
         return None
 
     def _choose(self, readies: dict[str, Ready], view: LeaderView, more: str = "") -> frozenset[str]:
-        """The best group, if it had one more vote than its members carry; "": it has not."""
+        """The best group that could start if it also had the vote `more`; with "", with its own votes alone."""
         voters = self._voters(readies)
         group = quorum.choose_group(readies, voters, lambda group: not self._lacking(group, view, more))
         strangers = group - voters
@@ -219,7 +219,7 @@ class Leader:
         return frozenset(doubted[max(1, len(doubted) >> self._failures[doubted[0]]) :] if doubted else ())
 
     def _learn_from_failure(self, group: frozenset[str], view: LeaderView) -> None:
-        """Note whom the last attempt at this round had besides members; if one of these is gone, it may be to blame."""
+        """Blame the strangers of the last attempt, unless one of its members is gone: that may explain the failure."""
         members = {*view.state.members}
         last = {share.node for share in self._last.shares} if self._last.round == self._round else set[str]()
         if last & members <= group:

@@ -34,7 +34,7 @@ from pier_proto.v1.peer_pb2 import AbortNotice, Ack, Handover, Link, Proposal, R
 
 NO_CODES: Codes = {}
 REFUSED = 1.0
-"""A call that fails within so many seconds was refused, and not left without an answer."""
+"""A call that fails within so many seconds was refused; a slower one went unanswered."""
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class Rounds:
             shadow = await asyncio.to_thread(lambda: advance(state, update.copied(), tokens))
             await check_finite(shadow)
         self._decide(shadow)
-        await self._settle(shadow, [alone(shadow, state.digest, self.statements)])
+        await self._commit_state(shadow, [alone(shadow, state.digest, self.statements)])
         return shadow
 
     async def commit(self, update: Update, advance: Advance) -> OuterState:
@@ -165,7 +165,7 @@ class Rounds:
         """Set the state that the coming round follows from; the state is on disk. Raises PierError.
 
         Args:
-            base: stands for the state's digest at all members when each of them has a state of its own.
+            base: what every member announces in place of its state's digest, when each has a state of its own.
         """
         await asyncio.to_thread(lambda: (state.digest, state.norm))
         await self.promises.settle(state.round)
@@ -207,7 +207,7 @@ class Rounds:
 
     async def adopt(self, state: OuterState, proof: Sequence[Link]) -> None:
         """Continue from a state that was fetched from others. Raises PierError if it cannot be written to disk."""
-        await self._settle(state, proof)
+        await self._commit_state(state, proof)
 
     async def give_votes(self, heir: str) -> frozenset[str]:
         """Give all our votes to the heir; return those it may have now. Raises PierError."""
@@ -256,8 +256,8 @@ class Rounds:
     async def _try_once(self, update: Update, advance: Advance) -> None:
         with self.times.spent_waiting():
             proposal = await self._ask(update)
-            while proposal and proposal.verdict == Proposal.VERDICT_WAIT:  # at once: it may be closed without us
-                proposal = await self._ask(update)
+            while proposal and proposal.verdict == Proposal.VERDICT_WAIT:
+                proposal = await self._ask(update)  # at once: the group may close without us
         if proposal is None:
             return
         self._suspects.clear()
@@ -274,7 +274,7 @@ class Rounds:
             self._suspects.forgive(attempt.group)
             self.clipped = attempt.clipped
             self._decide(shadow)
-            await self._settle(shadow, [link], attempt.codes)
+            await self._commit_state(shadow, [link], attempt.codes)
         except Suspicion as suspicion:
             self.last_error = str(suspicion)
             log.warning("round %d, attempt %d: given up: %s", proposal.round, proposal.ballot.number, suspicion)
@@ -421,17 +421,17 @@ class Rounds:
         for node in peers:
             trust = self.claims.proof_of(node)
             if shadow and trust and (trust.state.round, trust.state.digest) == (shadow.round, shadow.digest):
-                await self._settle(shadow, trust.links)
+                await self._commit_state(shadow, trust.links)
                 return True
         if peers:
             raise Behind(peers)
         return False
 
-    async def _settle(self, state: OuterState, proof: Sequence[Link], codes: Codes = NO_CODES) -> None:
+    async def _commit_state(self, state: OuterState, proof: Sequence[Link], codes: Codes = NO_CODES) -> None:
         """Commit this state. We say so only once a power cut cannot undo it. Raises PierError."""
-        await run_to_end(self._settled(state, proof, codes))
+        await run_to_end(self._commit_state_now(state, proof, codes))
 
-    async def _settled(self, state: OuterState, proof: Sequence[Link], codes: Codes) -> None:
+    async def _commit_state_now(self, state: OuterState, proof: Sequence[Link], codes: Codes) -> None:
         await asyncio.to_thread(self._tools.proofs.add, proof)
         await self._tools.keep(state)
         if codes and self._tools.means:

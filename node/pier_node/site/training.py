@@ -2,12 +2,13 @@
 
 How a round is decided, by all sites or between two, is the agreement's business (agreement.py).
 
-Without overlap, workers wait for a round's result. If the model is LARGE they train on while it is written to the
-disk: what the site tells others still follows the disk. With overlap, they continue from φ − Δ while the update Δ is
-in flight. The result is applied as soon as it is there, or at the end of the next inner steps if half of them are
-done by then: delay costs loss (docs/results.md, "Convergence"). What those steps learnt is kept on top of it: the
-site continues from φ_new − Δ_new, and Δ_new is its update for the next round. So every step counts once, as in the
-delayed update of Streaming DiLoCo (Douillard et al., arXiv 2501.18512, section 2.3) with all of the local progress.
+Without overlap, workers wait for a round's result. If the model is LARGE, they train on while the result is being
+written to disk; the site still tells others nothing that is not on its disk. With overlap, they continue from φ − Δ
+while the update Δ is in flight. The result is applied as soon as it is there, or at the end of the next inner steps if
+half of them are done by then: delay costs loss (docs/results.md, "Convergence"). What those steps learned is kept on
+top of it: the site continues from φ_new − Δ_new, and Δ_new is its update for the next round. So every step counts
+once, as in the delayed update of Streaming DiLoCo (Douillard et al., arXiv 2501.18512, section 2.3), except that no
+local progress is discarded.
 
 A result is first decided (`Rounds.decided`), then on the disk (`Rounds.state`; `_keeping` waits for that), and then
 part of a checkpoint (`_saving`).
@@ -47,8 +48,8 @@ class Flight:
 
     Attributes:
         before: the state that the update was made from.
-        work: finishes when the round is decided here, whether or not this site was in it. None: it took the update
-            before this site was started again.
+        work: finishes when the round is decided here, whether or not this site was in it. None: the round
+            took the update before this site was restarted.
     """
 
     plan: RoundPlan
@@ -60,8 +61,8 @@ NOWHERE = SharedVector(0)
 OnCommit = Callable[[Checkpoint, Awaitable[object]], Coroutine[Any, Any, None]]
 log = logging.getLogger(__name__)
 LARGE = 1 << 24
-"""Parameters from which workers train on while a result is written. With fewer it takes little, and with quicker rounds
-a site that fetches states over a slow line would never catch up."""
+"""Parameters from which workers train on while a result is written. With fewer, writing takes little time; and shorter
+rounds would keep a site that fetches states over a slow link from ever catching up."""
 APART = (Kind.LOCAL, Kind.PAIR)
 """Kinds of round that a site may miss and bring its Δ to the next one."""
 
@@ -70,9 +71,9 @@ class Training(Work):
     """A replica's part in a run, from the state that its agreement holds to the end of the run.
 
     Args:
-        on_commit: called after each round that is decided, with the content of a checkpoint. What it returns is awaited
-            while the next inner steps are done: once the state is on the disk (the second argument ends then), it saves
-            the checkpoint. Until then nothing writes to the checkpoint's vectors.
+        on_commit: called after each decided round with the content of a checkpoint. The coroutine that it returns runs
+            during the next inner steps: it waits for the second argument (the state is on disk), then saves the
+            checkpoint. Until then nothing writes to the checkpoint's vectors.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Training(Work):
         self._flight: Flight | None = None
         self._keeping: asyncio.Task[bool] | None = None
         self._saving: asyncio.Task[None] | None = None
-        self._late = False
+        self._late = False  # whether the last round went on without this site
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint: restore moments, counters, the unsent update and a flight that has arrived.
@@ -114,7 +115,7 @@ class Training(Work):
             self._start = self._beginning(checkpoint.state)
             self._flight = Flight(round_plan(self._config, state.round), checkpoint.state, None)
         else:
-            self._carry(checkpoint.state)
+            self._drop_taken(checkpoint.state)
 
     def _was_overlapped(self, before: OuterState) -> bool:
         """Whether the round after `before` took this site's update while its next inner steps, now lost, were done.
@@ -169,7 +170,7 @@ class Training(Work):
             self._late |= await self._fetch()
             await self._saved()
         finally:  # a state that is here when the site is stopped may have Δ in it
-            await run_to_end(asyncio.to_thread(self._carry, before))
+            await run_to_end(asyncio.to_thread(self._drop_taken, before))
 
     async def step(self) -> None:
         """Do the inner steps of a round and bring the update to it. Raises PierError when training cannot continue."""
@@ -223,12 +224,12 @@ class Training(Work):
         learnt = tokens if plan.kind in APART else 0
         try:
             landed = await self._land()
-        except BaseException:  # the site ends: what it has learnt meanwhile goes into its last checkpoint
-            await run_to_end(self._land_no_more(learnt))
+        except BaseException:  # the site ends: what it has learned meanwhile goes into its last checkpoint
+            await run_to_end(self._abandon_flight(learnt))
             raise
         await run_to_end(self._learn(learnt))
         self._start = NOWHERE
-        if trained.left:  # they begin from the result
+        if trained.left:  # the remaining steps begin from the result
             if landed:
                 await self._settled(self.snapshot())
             return
@@ -241,7 +242,7 @@ class Training(Work):
         if not (self._config.outer.overlap and plan.kind in APART) and await self._land(kept=small):
             await self._settled(self.snapshot())
 
-    async def _land_no_more(self, tokens: int) -> None:
+    async def _abandon_flight(self, tokens: int) -> None:
         await self._drop_flight()
         await self._learn(tokens)
 
@@ -317,7 +318,7 @@ class Training(Work):
                 self.progress.round_time = asyncio.get_running_loop().time() - began
 
     def _advance(self, plan: RoundPlan) -> Advance:
-        # Where the weights stay in the outbox until the round is over, and nothing of them is left for later.
+        # True if the weights stay in the outbox until the round is over and nothing of them is left for later.
         whole = not self._config.outer.overlap and self._unsent.residual is None
 
         def step(state: OuterState, mean: SharedVector, tokens: Mapping[str, int]) -> OuterState:
@@ -372,7 +373,7 @@ class Training(Work):
         flight, self._flight = self._flight, None
         if flight.work is not None and flight.work is not self._keeping:
             await cancel_and_wait(flight.work)
-        await run_to_end(asyncio.to_thread(self._carry, flight.before))
+        await run_to_end(asyncio.to_thread(self._drop_taken, flight.before))
 
     async def _settled(self, checkpoint: Checkpoint) -> None:
         """Finish a committed round: validate it when due, and begin to save it."""
@@ -427,8 +428,8 @@ class Training(Work):
         if ADAM_M in state.tensors:
             self._inner.take_moments(state.tensors[ADAM_M], state.tensors[ADAM_V], state.adam_step)
 
-    def _carry(self, before: OuterState) -> None:
-        """Drop what is in φ_new from the unsent update. The rest stays for a later round, together with new steps."""
+    def _drop_taken(self, before: OuterState) -> None:
+        """Drop from the unsent update what is in φ_new. The rest stays for a later round, together with new steps."""
         state = self._rounds.decided
         for fragment in range(self._config.outer.fragments):
             key = entry(self._agreement.node, fragment)
