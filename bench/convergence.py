@@ -29,6 +29,7 @@ from rich.table import Table
 from bench.convergence_grid import METHODS, REPORTED, SETTINGS, TABLES, TUNING, Cell, Found, Values, named
 from bench.simulation import PairSimulation, ddp_bytes, simulation_of
 from pier_node.base import durable
+from pier_node.trainer.data.sources import FAMILIES
 
 FOLDER = Path("docs/results/convergence")
 CACHE = Path("build/convergence")
@@ -41,7 +42,7 @@ NAME = 14
 def measure(cell: Cell) -> dict[str, Any]:
     """Train one cell."""
     config, setting = cell.config(), SETTINGS[cell.setting]
-    simulation = simulation_of(config, CACHE, setting.domains, METHODS[cell.method].landing)
+    simulation = simulation_of(config, CACHE, FAMILIES if setting.domains else (), METHODS[cell.method].landing)
     began = time.process_time()
     curve = simulation.run(setting.eval_steps, lambda _: None)
     return {

@@ -96,8 +96,8 @@ def report(
         ensembles: by arm, for each seed the cell of each domain's expert, also of those that were refused.
         sizes: for each seed the cells of the permuted domains, by domain and size; none: they are not there.
     """
-    mixed = {arm: _stacked([mixture_of(each) for each in seeds]) for arm, seeds in ensembles.items()}
-    own = {arm: _stacked([_own(each) for each in seeds]) for arm, seeds in ensembles.items() if arm in modes()}
+    mixed = {arm: stacked([mixture_of(each) for each in seeds]) for arm, seeds in ensembles.items()}
+    own = {arm: stacked([_own(each) for each in seeds]) for arm, seeds in ensembles.items() if arm in modes()}
     judged = {BEST: arms.setting.domains}
     if arms.setting.excluded:
         judged[f"{BEST}, excluded"] = arms.setting.excluded
@@ -119,10 +119,10 @@ def _arm(
         "flops": sum(cell.flops for cell in cells) / len(seeds),
         "planned_flops": arms.flops(arm),
         "refused": sum(not cell.accepted for cell in cells),
-        **_compared(mixed[arm], mixed[BASE], arms.setting.domains),
+        **compared(mixed[arm], mixed[BASE], arms.setting.domains),
     }
     for name, domains in arms.setting.groups().items():
-        found[name] = _compared(mixed[arm], mixed[BASE], domains)
+        found[name] = compared(mixed[arm], mixed[BASE], domains)
     if arm in own:
         found["recipe"] = {domain: [job.size, job.steps] for domain, job in arms.jobs(arm, 1).items()}
         alone, others = own[arm], own[BASE]
@@ -132,7 +132,7 @@ def _arm(
     return found
 
 
-def _compared(scores: Scores, base: Scores, domains: Sequence[str]) -> dict[str, Any]:
+def compared(scores: Scores, base: Scores, domains: Sequence[str]) -> dict[str, Any]:
     """An arm's scores on some domains, and its gaps to the base there."""
     gaps = {domain: gap([scores[domain]], [base[domain]]) for domain in domains}
     return {
@@ -205,7 +205,8 @@ def _bits(nats: Array, tokens: int) -> Array:
     return np.asarray(nats / (tokens * math.log(2)))
 
 
-def _stacked(seeds: Sequence[Mapping[str, Array]]) -> Scores:
+def stacked(seeds: Sequence[Mapping[str, Array]]) -> Scores:
+    """By domain, [seeds, rows], of what each seed has by domain, [rows]."""
     return {domain: np.stack([found[domain] for found in seeds]) for domain in seeds[0]}
 
 

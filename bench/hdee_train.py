@@ -69,13 +69,13 @@ class Texts:
     """The domains, each read once: to train on, to judge by, and to score on."""
 
     def __init__(self, setting: Setting, cache: Path) -> None:
-        self._setting, self._cache = setting, cache
+        self._setting, self.cache = setting, cache
         self.sections = {name: section(name) for name in setting.domains}
 
     @cached_property
     def corpora(self) -> dict[str, Corpus]:
         """To train on, as a worker opens them."""
-        return {name: open_corpus(each.data, 0, 1, None, self._cache) for name, each in self.sections.items()}
+        return {name: open_corpus(each.data, 0, 1, None, self.cache) for name, each in self.sections.items()}
 
     @cached_property
     def held_out(self) -> dict[str, HeldOut]:
@@ -170,7 +170,7 @@ class Shop:
             start = widened(parent.config, config.model, parent.flat, job.seed)
             made = train(config, start, [windows], job.batch_size)
             spent = time.process_time() - began
-            cell = self._cell(config, job.domain.name, job.size, spent, self._judged(job, made, parent))
+            cell = self._cell(config, job.domain.name, job.size, spent, self._judged(job.domain.name, made, parent))
             self._keep(place, made, cell.model_copy(update={"after": after.name} if after else {}))
         return place
 
@@ -207,8 +207,8 @@ class Shop:
         assert not left, "a step has as many rows of each domain"
         return train(config, flat, sources, rows)
 
-    def _judged(self, job: ExpertJob, made: Model, parent: Model) -> Verdict:
-        rows = judging(self._texts.held_out[job.domain.name], self._run.model.context)
+    def _judged(self, domain: str, made: Model, parent: Model) -> Verdict:
+        rows = judging(self._texts.held_out[domain], self._run.model.context)
         return judged(made.rated(rows), parent.rated(rows))
 
     def _cell(self, config: RunConfig, domain: str, size: str, spent: float, verdict: Verdict | None = None) -> Cell:

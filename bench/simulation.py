@@ -36,7 +36,6 @@ from pier_node.outer.pier import accumulate, outer_step, pseudo_gradient
 from pier_node.outer.schedule import Kind, RoundPlan, round_plan, total_rounds
 from pier_node.site.error_feedback import UnsentUpdate
 from pier_node.trainer.data.corpus import Batch, Windows, open_corpus
-from pier_node.trainer.data.sources import FAMILIES
 from pier_node.trainer.model.decoder import EPSILON, Decoder
 from pier_node.trainer.model.initial import initial_weights
 from pier_node.trainer.replica import Replica
@@ -194,17 +193,25 @@ class Simulation:
 
     Args:
         cache: folder for tokens.
-        domains: every site trains on a domain of its own, of those built in, and the loss is that of all of them.
+        domains: every site trains on its own one of these, of those built in, and the loss is that of all of them.
         landing: with overlap, the fraction of the next inner steps after which a result is there and is taken.
+        begin: weights that the run begins with; None: random ones.
 
     Attributes:
         sent: bytes that a site has sent so far, in the mean over the sites.
     """
 
-    def __init__(self, config: RunConfig, cache: Path, domains: bool = False, landing: float = 1.0) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        cache: Path,
+        domains: Sequence[str] = (),
+        landing: float = 1.0,
+        begin: Vector | None = None,
+    ) -> None:
         sites, context, seed = config.run.sites, config.model.context, config.run.seed
         if domains:
-            data = [config.data.model_copy(update=_domain(slot)) for slot in range(sites)]
+            data = [config.data.model_copy(update={"source": "builtin", "path": name}) for name in domains[:sites]]
             corpora = [open_corpus(each, 0, 1, None, cache) for each in data]
         else:
             corpora = [open_corpus(config.data, slot, sites, None, cache) for slot in range(sites)]
@@ -215,7 +222,7 @@ class Simulation:
         if domains:
             parts = [windows.validation(1, count * VALIDATION_SEQUENCES // sites) for windows in self._windows]
             self._validation = [batch for part in parts for batch in part]
-        self.anchor: Vector = initial_weights(config.model, seed).numpy()
+        self.anchor: Vector = initial_weights(config.model, seed).numpy() if begin is None else begin
         self._everybody = Trainer(config, self._windows, self.anchor)
         self._apart: Sites | None = None
         self._starts: list[Vector] = []
@@ -337,7 +344,7 @@ class PairSimulation(Simulation):
         spreads: standard deviation between the sites' anchors after each round in pairs.
     """
 
-    def __init__(self, config: RunConfig, cache: Path, domains: bool = False, landing: float = 1.0) -> None:
+    def __init__(self, config: RunConfig, cache: Path, domains: Sequence[str] = (), landing: float = 1.0) -> None:
         super().__init__(config, cache, domains, landing)
         self._names = [f"{slot:016x}" for slot in range(config.run.sites)]
         self._own: list[Vector] = []
@@ -388,7 +395,7 @@ class PairSimulation(Simulation):
             self._own[row], self._momenta[row] = anchor, momentum
 
 
-def simulation_of(config: RunConfig, cache: Path, domains: bool = False, landing: float = 1.0) -> Simulation:
+def simulation_of(config: RunConfig, cache: Path, domains: Sequence[str] = (), landing: float = 1.0) -> Simulation:
     """The simulation of a run's algorithm."""
     return (PairSimulation if config.outer.algorithm == "noloco" else Simulation)(config, cache, domains, landing)
 
@@ -397,10 +404,6 @@ def ddp_bytes(config: RunConfig) -> float:
     """What a site sends in synchronous training of the same run: an all-reduce of fp32 gradients at each step."""
     sites = config.run.sites
     return config.inner.total_steps * 2 * FP32 * Layout.of(config.model).length * (1 - 1 / sites)
-
-
-def _domain(slot: int) -> dict[str, object]:
-    return {"source": "builtin", "path": FAMILIES[slot % len(FAMILIES)]}
 
 
 def _mean(vectors: list[Vector]) -> Vector:

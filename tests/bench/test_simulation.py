@@ -14,6 +14,7 @@ from pier_node.outer.codec import CODECS
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import round_plan
 from pier_node.trainer.data.corpus import Windows, open_corpus
+from pier_node.trainer.data.sources import FAMILIES
 from pier_node.trainer.model.initial import initial_weights
 
 STEPS, EVERY = 24, 4
@@ -133,7 +134,7 @@ def test_sites_in_one_batch_are_sites_one_by_one(cache: Path) -> None:
 
 
 def test_sites_on_domains_of_their_own(cache: Path) -> None:
-    simulation = simulation_of(config(2, algorithm="diloco"), cache, domains=True)
+    simulation = simulation_of(config(2, algorithm="diloco"), cache, FAMILIES)
     assert simulation.run(EVERY, lambda _: None)[-1].loss < np.log(256)
 
 
