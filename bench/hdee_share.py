@@ -7,7 +7,8 @@ of them (SHARES, in percent) all sites train one model, in a run with Pier's rou
 either each site specialises alone: it trains on, on its own domain, without any exchange, and the ensemble of these
 experts is scored as in bench/hdee.py; or all sites continue together, in a second run. So both arms of a share have the
 same seed model, text, tokens and FLOPs, and differ only in whether sites still exchange anything. With a share of 0,
-experts begin from random weights, and there is one run of all sites. All models have 0.03 M parameters.
+experts begin from random weights, and there is one run of all sites. All these models have 0.03 M parameters. Wider
+models (WIDTHS) are trained by all sites in one run, for the same FLOPs and so with fewer steps.
 
 The decision rule is in docs/results.md. Cells that are not in FOLDER yet are trained; an interrupted run resumes.
 """
@@ -38,10 +39,13 @@ from bench.simulation import Simulation, Sites
 from pier_node.config.run import DataSection, OuterSection, RunConfig, RunSection
 from pier_node.outer.schedule import round_plan
 from pier_node.trainer.data.sources import HELD_OUT
+from pier_node.trainer.model.cost import flops_per_token
 from pier_node.trainer.replica import Replica
 
 SETTING = Setting(dim=32, layers=2, ffn_dim=64, excluded=())
 SHARES = 0, 25, 50
+WIDTHS = 48, 64
+"""`dim` of wider models."""
 RISE = 15
 """The learning rate rises in one of so many steps of a run."""
 LATER = 1000
@@ -53,8 +57,8 @@ OUTER = OuterSection.model_validate(
 ALONE = OuterSection.model_validate({"algorithm": "diloco", "inner_steps": 1 << 30})
 """No round ends."""
 ONE_RUN, FROM_SCRATCH = "together after 0 %", "alone after 0 %"
-WIDTH = 160
-"""Columns of the tables, however narrow the terminal."""
+COLUMNS = 220
+"""Of the tables, however narrow the terminal."""
 
 
 class Branch(Shop):
@@ -118,21 +122,49 @@ class Branch(Shop):
         return config.model_copy(update={"run": run, "data": data, "inner": inner, "outer": outer})
 
 
-def trained(branches: Mapping[int, Branch]) -> dict[str, dict[str, Path]]:
-    """The cells of every arm of a seed, trained if need be; `branches` by share."""
-    arms = dict[str, dict[str, Path]]()
-    for share, branch in branches.items():
-        arms[f"together after {share} %"] = branch.continued()
-        arms[f"alone after {share} %"] = branch.experts_alone()
-        if share:
-            arms[f"no more after {share} %"] = {"seed": branch.seed_model()}
-    return arms
+class Seeds:
+    """All arms of every seed.
+
+    Args:
+        steps: of every site.
+    """
+
+    def __init__(self, setting: Setting, cells: Path, steps: int) -> None:
+        self._arms = {setting.dim: Arms(setting)}
+        for dim in WIDTHS:
+            self._arms[dim] = Arms(replace(setting, dim=dim, ffn_dim=dim * setting.ffn_dim // setting.dim))
+        self._texts, self._dim, self._steps = Texts(setting, cells / "cache"), setting.dim, steps
+        self._folder = cells / f"steps-{steps}"
+
+    def trained(self, seed: int) -> dict[str, dict[str, Path]]:
+        """The cells of every arm of a seed, trained if need be."""
+        arms, folder = dict[str, dict[str, Path]](), self._folder / f"seed-{seed}"
+        for share in SHARES:
+            branch = Branch(self._arms[self._dim], self._texts, seed, folder / str(share), share, self._steps)
+            arms[f"together after {share} %"] = branch.continued()
+            arms[f"alone after {share} %"] = branch.experts_alone()
+            if share:
+                arms[f"no more after {share} %"] = {"seed": branch.seed_model()}
+        for dim in WIDTHS:
+            steps = round(self._steps * self._flops(self._dim) / self._flops(dim))
+            wider = Branch(self._arms[dim], self._texts, seed, folder / f"width-{dim}", 0, steps)
+            arms[wide(dim)] = wider.continued()
+        return arms
+
+    def _flops(self, dim: int) -> float:
+        return flops_per_token(self._arms[dim].setting.run(0).model)
+
+
+def wide(dim: int) -> str:
+    """The arm of a wider model."""
+    return f"together, dim {dim}"
 
 
 def report(setting: Setting, steps: int, seeds: Sequence[Mapping[str, Mapping[str, Path]]]) -> dict[str, Any]:
     """Bits per byte of all arms, by domain and seed; and the experts of each share against what they have to beat."""
     scores = {arm: stacked([mixture_of(arms[arm]) for arms in seeds]) for arm in seeds[0]}
-    against = {f"alone after {share} %": (f"together after {share} %", ONE_RUN, FROM_SCRATCH) for share in SHARES}
+    others = (ONE_RUN, FROM_SCRATCH, *map(wide, WIDTHS))
+    against = {f"alone after {share} %": (f"together after {share} %", *others) for share in SHARES}
     places = {place for arms in seeds for cells in arms.values() for place in cells.values()}
     return {
         "setting": asdict(setting),
@@ -143,8 +175,12 @@ def report(setting: Setting, steps: int, seeds: Sequence[Mapping[str, Mapping[st
             arm: {name: rows.mean(axis=1).tolist() for name, rows in found.items()} for arm, found in scores.items()
         },
         "against": {
-            arm: {other: compared(scores[arm], scores[other], setting.domains) for other in others if other != arm}
-            for arm, others in against.items()
+            arm: {
+                other: compared(scores[arm], scores[other], setting.domains)
+                for other in dict.fromkeys(rivals)
+                if other != arm
+            }
+            for arm, rivals in against.items()
         },
     }
 
@@ -180,13 +216,11 @@ def main(cells: Path, steps: int, seeds: tuple[int, ...], json_file: Path | None
     """Train what is missing, and compare."""
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    console, setting = Console(width=WIDTH), replace(SETTING, seeds=seeds)
-    arms, texts = Arms(setting), Texts(setting, cells / "cache")
-    made = list[dict[str, dict[str, Path]]]()
+    console, setting = Console(width=COLUMNS), replace(SETTING, seeds=seeds)
+    of_seed, made = Seeds(setting, cells, steps), list[dict[str, dict[str, Path]]]()
     for seed in seeds:
         console.log(f"seed {seed}")
-        folder = cells / f"steps-{steps}" / f"seed-{seed}"
-        made.append(trained({share: Branch(arms, texts, seed, folder / str(share), share, steps) for share in SHARES}))
+        made.append(of_seed.trained(seed))
     found = report(setting, steps, made)
     console.print(*tables(found), sep="\n")
     if json_file:
