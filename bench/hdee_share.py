@@ -7,8 +7,8 @@ of them (SHARES, in percent) all sites train one model, in a run with Pier's rou
 either each site specialises alone: it trains on, on its own domain, without any exchange, and the ensemble of these
 experts is scored as in bench/hdee.py; or all sites continue together, in a second run. So both arms of a share have the
 same seed model, text, tokens and FLOPs, and differ only in whether sites still exchange anything. With a share of 0,
-experts begin from random weights, and there is one run of all sites. All these models have 0.03 M parameters. Wider
-models (WIDTHS) are trained by all sites in one run, for the same FLOPs and so with fewer steps.
+experts begin from random weights, and there is one run of all sites. All these models have 0.03 M parameters. One of
+0.06 M (WIDER) is trained by all sites in one run, for the same FLOPs and so with fewer steps.
 
 The decision rule is in docs/results.md. Cells that are not in FOLDER yet are trained; an interrupted run resumes.
 """
@@ -44,8 +44,7 @@ from pier_node.trainer.replica import Replica
 
 SETTING = Setting(dim=32, layers=2, ffn_dim=64, excluded=())
 SHARES = 0, 25, 50
-WIDTHS = 48, 64
-"""`dim` of wider models."""
+WIDER = replace(SETTING, dim=48, ffn_dim=96)
 RISE = 15
 """The learning rate rises in one of so many steps of a run."""
 LATER = 1000
@@ -56,7 +55,7 @@ OUTER = OuterSection.model_validate(
 """What docs/results.md advises for some hundred rounds, with a start for which no site needs the text of another."""
 ALONE = OuterSection.model_validate({"algorithm": "diloco", "inner_steps": 1 << 30})
 """No round ends."""
-ONE_RUN, FROM_SCRATCH = "together after 0 %", "alone after 0 %"
+ONE_RUN, FROM_SCRATCH, WIDE = "together after 0 %", "alone after 0 %", "together, wider"
 COLUMNS = 220
 """Of the tables, however narrow the terminal."""
 
@@ -130,41 +129,28 @@ class Seeds:
     """
 
     def __init__(self, setting: Setting, cells: Path, steps: int) -> None:
-        self._arms = {setting.dim: Arms(setting)}
-        for dim in WIDTHS:
-            self._arms[dim] = Arms(replace(setting, dim=dim, ffn_dim=dim * setting.ffn_dim // setting.dim))
-        self._texts, self._dim, self._steps = Texts(setting, cells / "cache"), setting.dim, steps
-        self._folder = cells / f"steps-{steps}"
+        self._arms, self._wide = Arms(setting), Arms(WIDER)
+        self._texts, self._steps, self._folder = Texts(setting, cells / "cache"), steps, cells / f"steps-{steps}"
 
     def trained(self, seed: int) -> dict[str, dict[str, Path]]:
         """The cells of every arm of a seed, trained if need be."""
         arms, folder = dict[str, dict[str, Path]](), self._folder / f"seed-{seed}"
         for share in SHARES:
-            branch = Branch(self._arms[self._dim], self._texts, seed, folder / str(share), share, self._steps)
+            branch = Branch(self._arms, self._texts, seed, folder / str(share), share, self._steps)
             arms[f"together after {share} %"] = branch.continued()
             arms[f"alone after {share} %"] = branch.experts_alone()
             if share:
                 arms[f"no more after {share} %"] = {"seed": branch.seed_model()}
-        for dim in WIDTHS:
-            steps = round(self._steps * self._flops(self._dim) / self._flops(dim))
-            wider = Branch(self._arms[dim], self._texts, seed, folder / f"width-{dim}", 0, steps)
-            arms[wide(dim)] = wider.continued()
+        flops = [flops_per_token(each.setting.run(seed).model) for each in (self._arms, self._wide)]
+        steps = round(self._steps * flops[0] / flops[1])
+        arms[WIDE] = Branch(self._wide, self._texts, seed, folder / "wider", 0, steps).continued()
         return arms
-
-    def _flops(self, dim: int) -> float:
-        return flops_per_token(self._arms[dim].setting.run(0).model)
-
-
-def wide(dim: int) -> str:
-    """The arm of a wider model."""
-    return f"together, dim {dim}"
 
 
 def report(setting: Setting, steps: int, seeds: Sequence[Mapping[str, Mapping[str, Path]]]) -> dict[str, Any]:
     """Bits per byte of all arms, by domain and seed; and the experts of each share against what they have to beat."""
     scores = {arm: stacked([mixture_of(arms[arm]) for arms in seeds]) for arm in seeds[0]}
-    others = (ONE_RUN, FROM_SCRATCH, *map(wide, WIDTHS))
-    against = {f"alone after {share} %": (f"together after {share} %", *others) for share in SHARES}
+    rivals = {f"alone after {share} %": (f"together after {share} %", ONE_RUN, FROM_SCRATCH, WIDE) for share in SHARES}
     places = {place for arms in seeds for cells in arms.values() for place in cells.values()}
     return {
         "setting": asdict(setting),
@@ -177,10 +163,10 @@ def report(setting: Setting, steps: int, seeds: Sequence[Mapping[str, Mapping[st
         "against": {
             arm: {
                 other: compared(scores[arm], scores[other], setting.domains)
-                for other in dict.fromkeys(rivals)
+                for other in dict.fromkeys(others)
                 if other != arm
             }
-            for arm, rivals in against.items()
+            for arm, others in rivals.items()
         },
     }
 

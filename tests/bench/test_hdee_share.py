@@ -73,14 +73,14 @@ def test_sites_continue_from_the_seed_model(arms: Arms, texts: Texts, tmp_path: 
 
 def test_from_nothing_to_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hdee_share, "SETTING", TINY)
-    monkeypatch.setattr(hdee_share, "WIDTHS", (24,))
+    monkeypatch.setattr(hdee_share, "WIDER", replace(TINY, dim=24))
     words = ["--cells", str(tmp_path), "--steps", str(STEPS), "--seeds", "1-2", "--json", str(tmp_path / "found.json")]
     done = CliRunner().invoke(hdee_share.main, words)
     assert done.exit_code == 0, done.output
     found = json.loads((tmp_path / "found.json").read_text())
     assert len(found["bits"]) == 3 * len(SHARES), "with what the seed models have themselves"
-    assert [*found["against"]["alone after 0 %"]] == ["together after 0 %", "together, dim 24"]
-    wide, narrow = (cell_of(tmp_path / f"steps-{STEPS}/seed-1/{it}/together") for it in ("width-24", "0"))
+    assert [*found["against"]["alone after 0 %"]] == ["together after 0 %", hdee_share.WIDE]
+    wide, narrow = (cell_of(tmp_path / f"steps-{STEPS}/seed-1/{it}/together") for it in ("wider", "0"))
     assert wide.steps < narrow.steps == STEPS
     assert wide.flops == pytest.approx(narrow.flops, rel=0.01)
     own, other = (found["bits"][f"{arm} after 50 %"] for arm in ("alone", "together"))
