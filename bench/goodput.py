@@ -35,7 +35,7 @@ from bench.goodput_sites import ENDLESS, INNER_STEPS, Site, running
 from bench.tiny_run import tiny_run
 
 WARM = 12
-"""Rounds of all sites before faults begin: deadlines are learnt by then."""
+"""Rounds of all sites before faults begin: deadlines are learned by then."""
 PATIENCE = 180.0
 LOOK = 0.05
 GOAL = 0.88

@@ -297,7 +297,7 @@ class Simulation:
             self._land()
 
     def _moved(self, starts: list[Vector]) -> list[Vector]:
-        """Sites go on from where the result puts them, with what they have learnt since; returns those places."""
+        """Sites go on from where the result puts them, with what they have learned since; returns those places."""
         sites, places = self._sites(), self._beginnings()
         weights = sites.weights()
         sites.load([place - (start - now) for place, start, now in zip(places, starts, weights, strict=True)])

@@ -12,7 +12,7 @@ from pier_node.base.patience import FEW, MEMORY, MOST, SPREAD, Attempts, Backoff
 WAITS = st.lists(st.floats(0, 1e4), min_size=FEW, max_size=MEMORY)
 
 
-def learnt(waits: list[float], initial: float = 100.0, floor: float = 1.0) -> float:
+def learned(waits: list[float], initial: float = 100.0, floor: float = 1.0) -> float:
     deadline = LearnedWait(initial, floor)
     for wait in waits:
         deadline.saw(wait)
@@ -20,21 +20,21 @@ def learnt(waits: list[float], initial: float = 100.0, floor: float = 1.0) -> fl
 
 
 def test_what_was_seen_is_believed_only_when_it_is_enough() -> None:
-    assert learnt([2.0] * (FEW - 1)) == 100.0
-    assert learnt([2.0] * FEW) == 2.0
+    assert learned([2.0] * (FEW - 1)) == 100.0
+    assert learned([2.0] * FEW) == 2.0
 
 
 def test_median_and_spread() -> None:
-    assert learnt([10, 11, 12, 13, 14, 15, 16, 17, 18]) == 14 + SPREAD * 2
+    assert learned([10, 11, 12, 13, 14, 15, 16, 17, 18]) == 14 + SPREAD * 2
 
 
 def test_a_quarter_of_wild_waits_moves_it_little() -> None:
     calm = [10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0, 17.0, 18.0]
-    assert learnt([*calm, 1e9, 1e9, 1e9]) < 40
+    assert learned([*calm, 1e9, 1e9, 1e9]) < 40
 
 
 def test_old_waits_are_forgotten() -> None:
-    assert learnt([1000.0] * MEMORY + [2.0] * MEMORY) == 2.0
+    assert learned([1000.0] * MEMORY + [2.0] * MEMORY) == 2.0
 
 
 def test_nobody_teaches_more_than_twice_the_first_patience() -> None:
@@ -42,12 +42,12 @@ def test_nobody_teaches_more_than_twice_the_first_patience() -> None:
     for wait in range(10 * MEMORY):
         deadline.saw(deadline.seconds() * (0.5 if wait % 3 else 0.999))
     assert deadline.seconds() <= MOST * 100.0
-    assert learnt([1e9] * MEMORY) == MOST * 100.0
+    assert learned([1e9] * MEMORY) == MOST * 100.0
 
 
 @given(WAITS, st.floats(0, 100))
 def test_never_below_the_floor_nor_below_most_of_what_was_seen(waits: list[float], floor: float) -> None:
-    seconds = learnt(waits, floor=floor)
+    seconds = learned(waits, floor=floor)
     assert seconds >= floor
     assert seconds == MOST * 100.0 or 2 * sum(wait <= seconds for wait in waits) >= len(waits)
 

@@ -226,7 +226,7 @@ def test_ways_to_send_less_that_do_not_go_together(outer: dict[str, Any], proble
 
 
 def test_no_start_takes_no_part_of_the_run() -> None:
-    """Else the ramp of the outer learning rate would begin late, and what is learnt before be thrown away."""
+    """Else the ramp of the outer learning rate would begin late, and what is learned before be thrown away."""
     taken = [
         RunConfig.model_validate({"outer": {"algorithm": algorithm, "start": start}}).outer.start_fraction
         for algorithm in ("pier", "diloco", "noloco")

@@ -368,6 +368,6 @@ def test_a_daemon_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_step_has_tokens() -> None:
-    """A site whose steps have none would never bring what it has learnt."""
+    """A site whose steps have none would never bring what it has learned."""
     with pytest.raises(PierError, match="step_tokens = 0"):
         join(nn.Linear(2, 1), step_tokens=0, folder="/nowhere")

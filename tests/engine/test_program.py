@@ -440,7 +440,7 @@ async def test_requests_are_answered(play: Play, tmp_path: Path) -> None:
     assert (await rating).tolist() == [1.0, 2.0]
 
 
-async def test_a_program_that_is_back_does_not_publish_over_what_the_one_before_it_has_learnt(play: Play) -> None:
+async def test_a_program_that_is_back_does_not_publish_over_what_the_one_before_it_has_learned(play: Play) -> None:
     scene, told = play(), list[bool]()
     scene.program.place(CONFIG, 0, 1, scene.folder)
     starting = asyncio.create_task(scene.program.start())

@@ -16,9 +16,9 @@ def test_a_vote_is_a_doubt_until_the_step_is_taken() -> None:
 
 
 def test_a_doubt_may_come_to_nothing() -> None:
-    records = Records({2: "c"}).voted(doubt(3)).learnt(3)
+    records = Records({2: "c"}).voted(doubt(3)).learned(3)
     assert records == Records({2: "c"})
-    assert records.learnt(9) == records
+    assert records.learned(9) == records
 
 
 def test_a_second_meeting_in_a_round_takes_the_place_of_the_first() -> None:

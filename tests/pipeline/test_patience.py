@@ -1,4 +1,4 @@
-"""Rounds that take much longer than those before: they are done, once the sites have learnt to wait for them."""
+"""Rounds that take much longer than those before: they are done, once the sites have learned to wait for them."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_sites_leave_politely_and_come_back(found: Found) -> None:
     nothing_was_lost(run)
 
 
-def test_a_paused_site_catches_up_and_brings_what_it_learnt(found: Found) -> None:
+def test_a_paused_site_catches_up_and_brings_what_it_learned(found: Found) -> None:
     run = found(3, **TABLES)
     run.start()
     paused, *others = run.sites

@@ -427,7 +427,7 @@ def test_a_member_that_is_mute_in_every_round_costs_less_and_less() -> None:
             mute.contribute(1.0)
             await asyncio.gather(*(members[node].contribute(1.0) for node in "ab"))
             costs.append(loop.time() - began)
-        assert max(costs[:2]) > 25, "patience is not learnt yet"
+        assert max(costs[:2]) > 25, "patience is not learned yet"
         assert costs[2] < 15, "it is left out"
         assert all(members[node].rounds.state.members == ("a", "b") for node in "ab")
 

@@ -95,7 +95,7 @@ def check(cluster: PairCluster, survivors: Iterable[str], rounds: int) -> None:
     for name in survivors:
         assert cluster.nodes[name].rounds.state.round == rounds, f"seed {cluster.seed}: {name} is not at the end"
         if name not in cluster.crashed | cluster.adopted:
-            assert _learnt(cluster.nodes[name], name) == cluster.nodes[name].trainer.steps_done
+            assert _learned(cluster.nodes[name], name) == cluster.nodes[name].trainer.steps_done
     both_or_neither(cluster)
     for by_round in cluster.steps.values():
         for number, step in by_round.items():
@@ -103,7 +103,7 @@ def check(cluster: PairCluster, survivors: Iterable[str], rounds: int) -> None:
     conserved(cluster)
 
 
-def _learnt(node: Node, name: str) -> int:
+def _learned(node: Node, name: str) -> int:
     return node.rounds.state.ledger.get(name, 0) + node.training._unsent.tokens[0]
 
 

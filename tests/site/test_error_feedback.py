@@ -24,7 +24,7 @@ def test_nothing_at_first() -> None:
     assert unsent.start(constant(5)) is None
 
 
-def test_what_is_learnt_adds_up_and_training_goes_on_from_it() -> None:
+def test_what_is_learned_adds_up_and_training_goes_on_from_it() -> None:
     unsent = UnsentUpdate(LENGTH, 1, lossy=False)
     unsent.learn(constant(5), constant(3), 40)
     unsent.learn(constant(3), constant(2), 20)
@@ -94,7 +94,7 @@ def test_forgetting() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), max_size=20))
-def test_anchor_and_pending_hold_all_that_was_learnt(rounds: list[tuple[int, int]]) -> None:
+def test_anchor_and_pending_hold_all_that_was_learned(rounds: list[tuple[int, int]]) -> None:
     """With rounds that take the fragments in any order the site's weights are what plain training makes of them."""
     unsent, anchor, weights = UnsentUpdate(LENGTH, 4, lossy=False), constant(0), 0
     for fragment, step in rounds:

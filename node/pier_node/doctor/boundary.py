@@ -1,7 +1,7 @@
 """Predicts for how long a site's daemon computes at the boundary of a round, by doing it now with a small model.
 
-It takes what a round takes: what was learnt, the code of it, the outer step, the digest of the new state. Each value is
-encoded once and decoded three times: for the residual, for the mean, and as a mean. Its time grows with the model.
+It takes what a round takes: what was learned, the code of it, the outer step, the digest of the new state. Each value
+is encoded once and decoded three times: for the residual, for the mean, and as a mean. Its time grows with the model.
 """
 
 from __future__ import annotations

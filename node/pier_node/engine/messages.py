@@ -127,7 +127,7 @@ class Attached:
     """The daemon's process id: a program that it has started ends with it."""
     publish: bool
     """Whether the program is to publish the weights that it has, before it is ready. Later the outbox may hold what a
-    predecessor has learnt, and no round has yet."""
+    predecessor has learned, and no round has yet."""
     adam_m: str = ""
     adam_v: str = ""
     """The shared vectors of AdamW's moments, for a program that announces "moments"."""

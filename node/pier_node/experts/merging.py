@@ -169,7 +169,7 @@ def _filled(model: MergedDecoder, state: Mapping[str, Tensor]) -> MergedDecoder:
 def without(model: MergedDecoder, name: str) -> MergedDecoder:
     """The model without an expert: its rows and feed-forward parts are gone, and nothing else changes.
 
-    The mean of embedding and attention still contains what that expert has learnt: to be rid of it, merge the others.
+    The mean of embedding and attention still contains what that expert has learned: to be rid of it, merge the others.
 
     Raises:
         PierError: there is no such expert, or only one other.

@@ -81,7 +81,7 @@ class Records:
         """Records with a step that was taken with a partner; this ends any doubt about that round."""
         return replace(self, partners=_newest({**self.partners, round: partner}), doubts=self._without(round))
 
-    def learnt(self, round: int) -> Records:
+    def learned(self, round: int) -> Records:
         """Records without the doubt about a round, however that round ended."""
         return replace(self, doubts=self._without(round))
 
@@ -298,7 +298,7 @@ class PairCommit:
         await tools.faults.reach(self.round, "journaled")
         outcome = await self._outcome_at_decider(digest)
         if outcome == Outcome.OUTCOME_REFUSED:
-            await tools.keep(tools.records.learnt(self.round))
+            await tools.keep(tools.records.learned(self.round))
             raise Suspicion(self.partner, "did not take the step")
         if outcome == Outcome.OUTCOME_UNDECIDED:
             raise Suspicion(

@@ -97,7 +97,7 @@ class Outcomes:
         if reply.outcome == Outcome.OUTCOME_COMMITTED and reply.at >= at:
             self._follow(doubt.round, doubt.decider)
         elif reply.outcome != Outcome.OUTCOME_UNDECIDED:
-            await self._tools.keep(self._tools.records.learnt(doubt.round))
+            await self._tools.keep(self._tools.records.learned(doubt.round))
 
     async def _answer(self, sender: str, request: SettleRequest) -> SettleReply:
         if sender < self._tools.node:

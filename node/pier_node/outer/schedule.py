@@ -1,13 +1,14 @@
-"""The plan of each outer round: its inner steps, its fragment, its momentum μ and its outer learning rate η. Pure.
+"""The plan of each outer round: its inner steps, its fragment, its momentum μ and its outer learning rate η.
 
-A plan is a pure function of the configuration and the round's number, so all members agree on it without communication.
-A site that is slow or late does fewer of the inner steps: see site/inner_steps.py. The schedules of μ (momentum
-decay) and η are those of Pier: Fan and Zhang, arXiv 2511.17849.
+Pure: no I/O, no clock. A plan is a function of the configuration and the round's number, so all members agree on it
+without communication. A site that is slow or late does fewer of the inner steps: see site/inner_steps.py. The
+schedules of μ (momentum decay) and η are those of Pier (Fan and Zhang, arXiv 2511.17849): "staged" as published,
+"cosine" as in the authors' later reference code.
 
 Fragments are contiguous parts of the model that are synced in turn, so that a round sends only one of them. Source:
 Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv 2501.18512, section 2.2. Here a fragment is a
-range of elements of the canonical order; if it is long enough, its ends are ends of the pieces that a state is hashed
-in.
+range of elements of the canonical order. Where fragments are at least a piece long, the cuts between them are rounded
+down to the boundaries of the pieces in which a state is hashed (outer/state.py).
 
 The inner learning rate rises linearly, then decays to its least. cosine: GPT-3, arXiv 2005.14165. wsd: warmup, stable,
 decay (MiniCPM, arXiv 2404.06395), with a decay of 1 − √x, which Hägele et al. (arXiv 2405.18392) found the best.
@@ -43,6 +44,7 @@ RAMP = 0.1
 ANNEALED = 0.25
 """Part of the run at whose end μ is 0 and η is 1."""
 ROUNDING = 1e-9
+"""A fraction of a run this close to a boundary counts as the boundary."""
 
 
 class Kind(Enum):
@@ -104,7 +106,7 @@ def total_rounds(config: RunConfig) -> int:
     before, local_steps = _start_rounds(config), config.inner.total_steps - start_steps(config)
     if config.outer.algorithm == "sync" or local_steps <= 0:
         return before
-    # After the last step, the fragments whose turn is over are synced once more, so that nothing learned is lost.
+    # The last step is followed by P - 1 rounds without steps, one for each fragment that still has unsent progress.
     return before + math.ceil(local_steps / _steps_of_round(config.outer)) + config.outer.fragments - 1
 
 
@@ -174,7 +176,9 @@ def _solo_plan(config: RunConfig, number: int) -> RoundPlan:
     first = (number - 1) * outer.inner_steps
     steps = min(outer.inner_steps, config.inner.total_steps - first)
     momentum = outer.momentum if outer.momentum_warmup else 0.0
-    return RoundPlan(number, Kind.SOLO, first, steps, momentum, 0.0, outer.momentum_warmup, False)
+    return RoundPlan(
+        number, Kind.SOLO, first, steps, momentum, lr=0.0, warmup=outer.momentum_warmup, first_exchange=False
+    )
 
 
 def _local_plan(config: RunConfig, number: int, index: int) -> RoundPlan:
@@ -184,28 +188,37 @@ def _local_plan(config: RunConfig, number: int, index: int) -> RoundPlan:
     done = (first + steps) / total
     opens = index == 0 and stepwise(config) == 0
     if outer.algorithm == "noloco":
-        return RoundPlan(number, Kind.PAIR, first, steps, 0.0, 0.0, False, opens)
-    momentum, lr = momentum_at(outer, done), lr_at(outer, done)
-    turn = index % outer.fragments, outer.fragments
-    return RoundPlan(number, Kind.LOCAL, first, steps, momentum, lr, False, opens, *turn)
+        return RoundPlan(number, Kind.PAIR, first, steps, momentum=0.0, lr=0.0, warmup=False, first_exchange=opens)
+    return RoundPlan(
+        number,
+        Kind.LOCAL,
+        first,
+        steps,
+        momentum=momentum_at(outer, done),
+        lr=lr_at(outer, done),
+        warmup=False,
+        first_exchange=opens,
+        fragment=index % outer.fragments,
+        fragments=outer.fragments,
+    )
 
 
 def _sync_plan(config: RunConfig, number: int) -> RoundPlan:
     outer = config.outer
     opens_interval = (number - 1) % outer.inner_steps == 0
-    gathers = outer.momentum_warmup and outer.algorithm != "sync"
-    momentum = (outer.momentum if opens_interval else 1.0) if gathers else 0.0
-    return RoundPlan(number, Kind.SYNC, number - 1, 1, momentum, 0.0, gathers, number == 1)
+    accumulates = outer.momentum_warmup and outer.algorithm != "sync"
+    momentum = (outer.momentum if opens_interval else 1.0) if accumulates else 0.0
+    return RoundPlan(number, Kind.SYNC, number - 1, 1, momentum, lr=0.0, warmup=accumulates, first_exchange=number == 1)
 
 
 def learning_rate(step: int, config: InnerSection) -> float:
     """The rate of inner step `step`, counted from 0 over the run: up to lr in warmup_steps, then down to min_lr."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
-    falls, fall = config.warmup_steps, config.lr - config.min_lr
+    decay_start, drop = config.warmup_steps, config.lr - config.min_lr
     if config.schedule == "wsd":
-        falls = max(falls, config.total_steps - math.ceil(config.decay_fraction * config.total_steps))
-    done = min(1.0, max(0, step - falls) / max(1, config.total_steps - falls))
+        decay_start = max(decay_start, config.total_steps - math.ceil(config.decay_fraction * config.total_steps))
+    done = min(1.0, max(0, step - decay_start) / max(1, config.total_steps - decay_start))
     if config.schedule == "wsd":
-        return config.min_lr + fall * (1.0 - math.sqrt(done))
-    return config.min_lr + 0.5 * fall * (1.0 + math.cos(math.pi * done))
+        return config.min_lr + drop * (1.0 - math.sqrt(done))
+    return config.min_lr + 0.5 * drop * (1.0 + math.cos(math.pi * done))

@@ -43,7 +43,7 @@ class RoundDeadline:
         self._absent.discard(node)
 
     def arrived(self, ready: Ready, base: Collection[str]) -> float:
-        """When this announcement first arrived, in seconds of the loop's clock.
+        """Note an announcement; return when it first arrived, in seconds of the loop's clock.
 
         A member keeps asking with the same announcement.
 

@@ -377,7 +377,7 @@ class _Doubt:
 
 
 class ProgressChecks:
-    """Progress checks of the sites on a roster.
+    """Asks sites that claim a later round for their proof.
 
     Args:
         here: returns the state that this site has.

@@ -1,9 +1,10 @@
-"""Who may decide a round, and what: the rules that keep two groups from committing different bits. Pure.
+"""Who may decide a round, and what: the rules that keep two groups from committing different bits.
 
-A round is one decision of Paxos (Lamport, "Paxos Made Simple", 2001); its value is the digest of the next state. A
-commit needs the vote of *every* member of a group that holds a majority of the last round's members. Any two such
-groups share a member. That member tells the leader of the later attempt what it voted for in the earlier one, and the
-later attempt finishes that result (adopts it) instead of computing another. docs/protocol.md has the full argument.
+Pure: no I/O, no clock. A round is one decision of Paxos (Lamport, "Paxos Made Simple", 2001); its value is the digest
+of the next state. A commit needs the vote of *every* member of a group that holds a majority of the last round's
+members. Any two such groups share a member. That member tells the leader of the later attempt what it voted for in the
+earlier one, and the later attempt finishes that result (adopts it) instead of computing another. docs/protocol.md has
+the full argument.
 
 Handovers say who holds whose vote. Each member of a round has one vote, and a site that stops politely gives all votes
 that it holds to an heir. Gifts are signed, numbered statements (Handover), so a vote can be followed from its owner:
@@ -46,7 +47,7 @@ class Blocked:
 
 
 LEAP = 1 << 20
-"""A ballot number this far above what others have seen was not reached by attempts."""
+"""No series of attempts reaches a ballot number this far above what others have seen: such a number is made up."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,13 @@ class Base:
 
 
 def has_quorum(votes: Collection[str], base: Base) -> bool:
-    """Whether a group may decide: it needs a majority of the members' votes, or half of them and the one that decides.
+    """Whether a group may decide: it needs a majority of the members' votes, or half of them and the deciding vote.
 
     A site that stops politely hands its votes to one other site. A vote is in one hand at a time, so two groups cannot
     both have most of them.
 
-    A majority of the members that are not convicted is a quorum too: with the vote of a convicted node, which votes on
-    any side, it would be one anyway, and two such quorums share a member.
+    A majority of the unconvicted members is a quorum too: a convicted node votes on any side, so with its vote the
+    group would be a quorum anyway; and two such quorums share a member.
     """
     honest = {*base.members} - {*base.convicted}
     return _has_most(votes, base.members, base.witness) or (
@@ -211,11 +212,11 @@ def needed(group: Collection[str], base: Base, handovers: Iterable[Handover]) ->
     """
     told = list(handovers)
     gifts, shown = _by_giver(told), dict[bytes, Handover]()
-    ways = sorted(
-        (way for vote in base.votes - {*group} if (way := _way(vote, gifts)) and way[-1].heir in group), key=len
+    paths = sorted(
+        (path for vote in base.votes - {*group} if (path := _path(vote, gifts)) and path[-1].heir in group), key=len
     )
-    for way in [[], *ways]:
-        shown |= {it.SerializeToString(): it for it in way}
+    for path in [[], *paths]:
+        shown |= {it.SerializeToString(): it for it in path}
         if has_quorum(carried(group, shown.values()), base):
             return list(shown.values())
     return told
@@ -229,20 +230,20 @@ def _by_giver(handovers: Iterable[Handover]) -> dict[str, list[Handover]]:
 
 
 def _holder(vote: str, gifts: Mapping[str, Sequence[Handover]]) -> str:
-    way = _way(vote, gifts)
-    return way[-1].heir if way else vote
+    path = _path(vote, gifts)
+    return path[-1].heir if path else vote
 
 
-def _way(vote: str, gifts: Mapping[str, Sequence[Handover]]) -> list[Handover]:
+def _path(vote: str, gifts: Mapping[str, Sequence[Handover]]) -> list[Handover]:
     """The gifts by which a vote went from hand to hand."""
-    node, visits, way = vote, Counter[str](), list[Handover]()
+    node, visits, path = vote, Counter[str](), list[Handover]()
     while True:
         leaves = [it for it in gifts.get(node, ()) if vote in it.votes]
         if visits[node] == len(leaves):
-            return way
-        way.append(leaves[visits[node]])
+            return path
+        path.append(leaves[visits[node]])
         visits[node] += 1
-        node = way[-1].heir
+        node = path[-1].heir
 
 
 @dataclass(frozen=True)

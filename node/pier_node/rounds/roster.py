@@ -116,6 +116,7 @@ class Roster:
 
     Attributes:
         barred: sites that no longer belong to the run.
+        forgotten: how many peers it has forgotten so far.
     """
 
     def __init__(
@@ -348,7 +349,7 @@ class Roster:
         await asyncio.gather(*(self._ask(contact) for node, contact in self.contacts.items() if self.alive(node)))
 
     def tell(self) -> None:
-        """Do the same without waiting for the answers."""
+        """Tell every live peer our pulse, in the background."""
         if self._telling:
             self._telling.cancel()
         self._telling = asyncio.create_task(self.announce(), name="announce")

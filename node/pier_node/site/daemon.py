@@ -54,7 +54,7 @@ LAST_ATTEMPT = 4.0
 """Seconds that a running attempt gets to finish when this site is told to stop."""
 FOLLOW_SECONDS = 30.0
 """How long a program's daemon waits for the one before it to leave the folder."""
-GOSSIP = 15.0
+HELLO_SECONDS = 15.0
 """Seconds between two rounds of hellos, which synchronise rosters."""
 REMEMBER = 0.1
 """Seconds between two notes of new peers, at least."""
@@ -161,11 +161,12 @@ class Daemon:
         """The site's dealings with its coordinator; None: the run has none."""
         if entrance.member.enrolment is None:
             return None
-        here = entrance.reporter, entrance.carrier, entrance.roster
-        return Coordination(entrance.member, entrance.settings, *here, self.stop)
+        return Coordination(
+            entrance.member, entrance.settings, entrance.reporter, entrance.carrier, entrance.roster, self.stop
+        )
 
     async def _claimed(self) -> IO[bytes]:
-        """The folder, for this daemon alone. The last daemon of a program that was started again may still leave it."""
+        """The folder, for this daemon alone. The previous daemon of a restarted program may still be leaving it."""
         deadline = time.monotonic() + (FOLLOW_SECONDS if self._settings.program_socket else 0.0)
         while True:
             try:
@@ -176,7 +177,10 @@ class Daemon:
             await asyncio.sleep(0.1)
 
     async def _attach_program(self, stack: AsyncExitStack) -> Settings:
-        """Wait for the training program; with the run that it founds, if it does. Raises PierError."""
+        """Wait for the training program. Returns the settings, with the run that it founds, if it founds one.
+
+        Raises PierError.
+        """
         settings = self._settings
         command = Command.parse(settings.command) if settings.command else None
         program = self._program = Program(settings.program_socket, command)
@@ -227,8 +231,8 @@ class Entrance:
         proofs = await asyncio.to_thread(Proofs, settings.folder / PROOFS_FILE)
         convicted = Convicted(settings.folder, self._statements, proofs, self._bar)
         convicted.restore()
-        put_out = convicted, coordination.revoked if coordination else None
-        reception = Reception(self.carrier, self.roster, config, lambda: self._site, *put_out)
+        revoked = coordination.revoked if coordination else None
+        reception = Reception(self.carrier, self.roster, config, lambda: self._site, convicted, revoked)
         self.carrier.serve(HELLO, reception.answer)
         self.carrier.serve(TOKENIZER_PART, reception.part_of_tokenizer)
         ProbeServer(self.carrier, config.hash(), self.roster.address)
@@ -278,7 +282,7 @@ class Entrance:
         founder = self.member.founder or record.founded_by
         self._record = replace(settings.noted(record), slot=self._site.slot, name=self._site.name, founded_by=founder)
         self._sign_entry()
-        self._background.start(stack, self._gossip(reception, peers))
+        self._background.start(stack, self._greet(reception, peers))
 
     def _bar(self, nodes: Iterable[str], why: str) -> None:
         self.roster.bar(nodes, why)
@@ -301,10 +305,10 @@ class Entrance:
             raise unwritable(self.settings.folder, error) from error
         stack.callback(path.unlink, missing_ok=True)
 
-    async def _gossip(self, reception: Reception, peers: list[str]) -> None:
+    async def _greet(self, reception: Reception, peers: list[str]) -> None:
         """Repeat the hello to all known sites and to the given peers, some of which may not have answered at first."""
         while True:
-            await asyncio.sleep(GOSSIP)
+            await asyncio.sleep(HELLO_SECONDS)
             await reception.introduce([*peers, *self.roster.reached_at()])
             self._try_to_save_record()
 

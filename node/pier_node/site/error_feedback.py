@@ -1,6 +1,6 @@
-"""Unsent updates: what a site learnt that no round has taken yet, per fragment, and the residual of a lossy codec.
+"""Unsent updates: what a site learned that no round has taken yet, per fragment, and the residual of a lossy codec.
 
-Workers start from φ − Δ, where Δ is the unsent pseudo-gradient. So nothing that was learnt is lost or counted twice.
+Workers start from φ − Δ, where Δ is the unsent pseudo-gradient. So nothing that was learned is lost or counted twice.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class UnsentUpdate:
         return any(self.tokens)
 
     def learn(self, start: Vector, weights: Vector, tokens: int) -> bool:
-        """Add what was learnt by training from `start` to `weights`, [parameters] each. Returns whether they differ."""
+        """Add what training from `start` to `weights` has learned, [parameters] each. Returns whether they differ."""
         delta = self.delta.array
 
         def add(piece: slice) -> bool:

@@ -60,7 +60,7 @@ STATES = ("checkpoints", "states")
 OF_PIPELINE = ("tallies", "given", "stage-*", "own/*", "residual/*")
 """What the folder of a site of a pipeline has in place of, or beside, STATES."""
 OF_PROGRAM = ("program/optimizer-*",)
-"""What a program's optimizer has learnt: see `pier.join`."""
+"""What a program's optimizer has learned: see `pier.join`."""
 JOURNAL = "journal.json"
 
 

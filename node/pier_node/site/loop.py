@@ -63,7 +63,7 @@ async def run_work(work: Work, roster: Roster, orders: Orders) -> None:
             else:
                 await work.step()
         await work.finish()
-    except (Exception, asyncio.CancelledError):  # nothing can be awaited at a GeneratorExit
+    except (Exception, asyncio.CancelledError):  # not `finally`: nothing can be awaited during a GeneratorExit
         await work.close()
         raise
     await work.close()

@@ -100,16 +100,16 @@ class Replica:
             await self._trainer.finish(self.rounds.state.tensors[ANCHOR])
 
     def conclusion(self) -> str:
-        """What was learnt, and what can be done with it now."""
+        """What was learned, and what can be done with it now."""
         joined, progress = self._joined, self._joined.progress
         loss = "" if math.isnan(progress.validation_loss) else f"validation loss {progress.validation_loss:.4f}; "
-        learnt = f"{loss}{count(progress.tokens)} tokens trained on here."
+        learned = f"{loss}{count(progress.tokens)} tokens trained on here."
         if joined.config.program:  # its program has the model
-            return learnt
+            return learned
         data = f"--data {shlex.quote(str(joined.settings.folder))}"
         words = ("evaluate", "generate 'Once upon a time'", "export MODEL")
         commands = *(f"{it} {data}" for it in words), "serve --model MODEL"
-        return "\n".join((learnt, "Next:", "", *(f"  pier-node {it}" for it in commands), ""))
+        return "\n".join((learned, "Next:", "", *(f"  pier-node {it}" for it in commands), ""))
 
     async def train_experts(self) -> None:
         """Train experts from the run's last state, if they are ordered."""
@@ -119,8 +119,10 @@ class Replica:
         from pier_node.site.experts import train_experts  # with torch, which a daemon does without otherwise
 
         await self._trainer.stop()
-        of_site = joined.coordination, joined.progress, joined.roster
-        folder = await train_experts(joined.config, joined.settings, self.training.snapshot().state, *of_site)
+        seed = self.training.snapshot().state
+        folder = await train_experts(
+            joined.config, joined.settings, seed, joined.coordination, joined.progress, joined.roster
+        )
         joined.say(f"The experts are trained. This site's experts are in {folder}.")
 
     def _offer(self, number: int, shadow: bool) -> OuterState | None:
@@ -130,8 +132,8 @@ class Replica:
     def committed(self, checkpoint: Checkpoint, kept: Awaitable[object]) -> Coroutine[Any, Any, None]:
         """Note how training stands after a round that is decided.
 
-        What is returned waits until its state is on the disk, saves the checkpoint, and notes and tells it: nobody
-        hears of a round that this site would not know after a crash. It raises PierError.
+        Returns a coroutine that waits until the state is on disk, saves the checkpoint, records the event and announces
+        it: nobody hears of a round that this site would not know after a crash. The coroutine raises PierError.
         """
         joined, state = self._joined, checkpoint.state
         event = joined.reporter.event(state, joined.roster)

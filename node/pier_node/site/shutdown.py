@@ -1,8 +1,8 @@
 """How a site stops, on Ctrl+C too: it hands its votes to a site that stays. A finished one waits for those behind it.
 
-`commands/daemon.py` turns the signal into the end of the daemon's work (site/daemon.py), which gives an exchange under
-way four seconds to end, leaves as this file says, and saves what stopping would lose (replica.py). A second Ctrl+C ends
-the process at once: it continues from its last checkpoint.
+`commands/daemon.py` turns the signal (`when_stopped`, base/tasks.py) into the end of the daemon's work
+(site/daemon.py), which gives an exchange under way four seconds to end, leaves as this file says, and saves what
+stopping would lose (replica.py). A second Ctrl+C ends the process at once: it continues from its last checkpoint.
 
 The handover lets the other members keep a quorum. At any time a vote is held by one site, durably: the giver drops it
 on disk before it sends it, and the heir stores it before it answers. If the answer is lost, it is not known which of

@@ -259,7 +259,7 @@ class Replica:
     def sample(self, tokenizer: Tokenizer, letters: int) -> str:
         """Text that the loaded weights write from the start of a document; "" if the workers share the model.
 
-        The dice are always the same, so that samples differ by what was learnt between them. `letters` is the greatest
+        The dice are always the same, so that samples differ by what was learned between them. `letters` is the greatest
         length of the text.
         """
         if self.shares.sharded:
