@@ -15,20 +15,7 @@ import click
 
 from pier_node import __version__
 from pier_node.base.errors import PierError
-from pier_node.commands.options import (
-    FORCE,
-    JSON,
-    LOG_JSON,
-    PLOT,
-    QUIET,
-    ROWS,
-    TOP_K,
-    WATCH,
-    Finite,
-    Picture,
-    explained,
-    preset,
-)
+from pier_node.commands import options
 
 if TYPE_CHECKING:
     from pier_node.pipeline.planning.policies import Policy
@@ -93,15 +80,15 @@ def paths() -> None:
     help="full: paths run through all stages; skip: planned paths leave out some; random: random paths leave out some. "
     "[default: the run's policy; skip with --problem]",
 )
-@click.option("--seconds", type=Finite(0.1, 3600), default=10.0, show_default=True, help="Work of each search.")
+@click.option("--seconds", type=options.Finite(0.1, 3600), default=10.0, show_default=True, help="Work of each search.")
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="The same seed gives the same plan.")
 @click.option(
     "--svg",
-    type=Picture(".svg"),
+    type=options.Picture(".svg"),
     help="Write a Gantt chart to this SVG file. [default: no file]",
 )
-@JSON
-@explained
+@options.JSON
+@options.explained
 def plan_paths(
     file: Path | None, folder: Path, policy: str | None, seconds: float, seed: int, svg: Path | None, as_json: bool
 ) -> None:
@@ -130,9 +117,9 @@ EXPERTS_FILE = click.argument("file", type=click.Path(path_type=Path, dir_okay=F
 
 @experts.command("init")
 @EXPERTS_FILE
-@preset("Model of run.toml, which is size S.")
-@FORCE
-@explained
+@options.preset("Model of run.toml, which is size S.")
+@options.FORCE
+@options.explained
 def init_experts(file: Path, preset: str, force: bool) -> None:
     """Write an experts.toml with all settings, meanings and defaults.
 
@@ -147,8 +134,8 @@ def init_experts(file: Path, preset: str, force: bool) -> None:
 @EXPERTS_FILE
 @FOLDER
 @click.option("--dry-run", is_flag=True, expose_value=False, help="Has no effect: `plan` never starts anything.")
-@JSON
-@explained
+@options.JSON
+@options.explained
 def plan_experts(file: Path, folder: Path, as_json: bool) -> None:
     """Show which site would train which expert, for how long, and why. Start nothing.
 
@@ -166,8 +153,8 @@ def plan_experts(file: Path, folder: Path, as_json: bool) -> None:
 @FOLDER
 @click.option("--yes", is_flag=True, help="Start without asking. [default: show the plan and ask]")
 @click.option("--dry-run", is_flag=True, help="Check and show everything, and start nothing.")
-@JSON
-@explained
+@options.JSON
+@options.explained
 def start_experts(file: Path, folder: Path, as_json: bool, **how: bool) -> None:
     """Show the plan for FILE, and have its experts trained.
 
@@ -180,8 +167,8 @@ def start_experts(file: Path, folder: Path, as_json: bool, **how: bool) -> None:
 
 @experts.command("status")
 @FOLDER
-@JSON
-@explained
+@options.JSON
+@options.explained
 def status_experts(folder: Path, as_json: bool) -> None:
     """Show who trains which expert, its progress and its quality.
 
@@ -202,7 +189,7 @@ def status_experts(folder: Path, as_json: bool) -> None:
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="The --data folder of a site, or a copy of it. Can be repeated. [default: none]",
 )
-@explained
+@options.explained
 def collect_experts(out: Path, folder: Path, sites: tuple[Path, ...]) -> None:
     """Copy the experts of a complete plan into the folder OUT.
 
@@ -219,8 +206,8 @@ PAGE = "127.0.0.1:7780"
 
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@preset("Model size.")
-@explained
+@options.preset("Model size.")
+@options.explained
 def init(folder: Path, preset: str) -> None:
     """Create a folder for a run.
 
@@ -256,10 +243,10 @@ def init(folder: Path, preset: str) -> None:
     metavar="HOST:PORT",
     help="Also serve a page for everyone, without actions, addresses and logs. [default: no such page]",
 )
-@QUIET
-@LOG_JSON
-@explained
-def start(folder: Path, quiet: bool, log_json: bool, **options: Any) -> None:
+@options.QUIET
+@options.LOG_JSON
+@options.explained
+def start(folder: Path, quiet: bool, log_json: bool, **given: Any) -> None:
     """Run the coordinator of FOLDER until Ctrl+C.
 
     FOLDER defaults to this folder. When the coordinator ends, the sites keep training.
@@ -267,7 +254,7 @@ def start(folder: Path, quiet: bool, log_json: bool, **options: Any) -> None:
     from pier_coordinator.commands.start import Settings, run_coordinator
     from pier_coordinator.identity.home import Home
 
-    run_coordinator(Settings(Home.found(folder), **options), quiet, log_json)
+    run_coordinator(Settings(Home.found(folder), **given), quiet, log_json)
 
 
 @main.command()
@@ -286,8 +273,8 @@ def start(folder: Path, quiet: bool, log_json: bool, **options: Any) -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the token to this file, to be copied to the site. [default: print it]",
 )
-@JSON
-@explained
+@options.JSON
+@options.explained
 def invite(folder: Path, name: str, expires: float, uses: int, token_file: Path | None, as_json: bool) -> None:
     """Print the command that adds a site to the run."""
     from pier_coordinator.commands.operate import invite
@@ -298,8 +285,8 @@ def invite(folder: Path, name: str, expires: float, uses: int, token_file: Path 
 @main.command()
 @FOLDER
 @click.argument("site")
-@JSON
-@explained
+@options.JSON
+@options.explained
 def revoke(folder: Path, site: str, as_json: bool) -> None:
     """Remove a site from the run for good, or revoke an invite.
 
@@ -314,8 +301,8 @@ def revoke(folder: Path, site: str, as_json: bool) -> None:
 
 @main.command()
 @FOLDER
-@JSON
-@explained
+@options.JSON
+@options.explained
 def nodes(folder: Path, as_json: bool) -> None:
     """Show the sites, their addresses and what they are doing.
 
@@ -328,9 +315,9 @@ def nodes(folder: Path, as_json: bool) -> None:
 
 @main.command()
 @FOLDER
-@JSON
-@WATCH
-@explained
+@options.JSON
+@options.WATCH
+@options.explained
 def status(folder: Path, as_json: bool, watch: bool) -> None:
     """Show the progress of the run and what needs attention.
 
@@ -343,9 +330,9 @@ def status(folder: Path, as_json: bool, watch: bool) -> None:
 
 @main.command()
 @FOLDER
-@JSON
+@options.JSON
 @LIMIT
-@explained
+@options.explained
 def events(folder: Path, as_json: bool, limit: int) -> None:
     """Show the latest events.
 
@@ -358,9 +345,9 @@ def events(folder: Path, as_json: bool, limit: int) -> None:
 
 @main.command()
 @FOLDER
-@JSON
+@options.JSON
 @LIMIT
-@explained
+@options.explained
 def logs(folder: Path, as_json: bool, limit: int) -> None:
     """Show the latest warnings that the sites logged."""
     from pier_coordinator.commands.operate import events
@@ -371,8 +358,8 @@ def logs(folder: Path, as_json: bool, limit: int) -> None:
 @main.command()
 @FOLDER
 @SITES
-@JSON
-@explained
+@options.JSON
+@options.explained
 def pause(folder: Path, sites: tuple[str, ...], as_json: bool) -> None:
     """Pause training at SITES before their next round. [default: all sites]"""
     from pier_coordinator.commands.operate import order
@@ -383,8 +370,8 @@ def pause(folder: Path, sites: tuple[str, ...], as_json: bool) -> None:
 @main.command()
 @FOLDER
 @SITES
-@JSON
-@explained
+@options.JSON
+@options.explained
 def resume(folder: Path, sites: tuple[str, ...], as_json: bool) -> None:
     """Resume training at SITES. [default: all sites]"""
     from pier_coordinator.commands.operate import order
@@ -395,8 +382,8 @@ def resume(folder: Path, sites: tuple[str, ...], as_json: bool) -> None:
 @main.command()
 @FOLDER
 @SITES
-@JSON
-@explained
+@options.JSON
+@options.explained
 def stop(folder: Path, sites: tuple[str, ...], as_json: bool) -> None:
     """Have SITES leave the run cleanly and stop. [default: all sites]
 
@@ -412,8 +399,8 @@ def stop(folder: Path, sites: tuple[str, ...], as_json: bool) -> None:
 @click.argument("site")
 @click.argument("kind", type=click.Choice(["replica", "stage"]))
 @click.argument("number", type=click.IntRange(min=0), required=False)
-@JSON
-@explained
+@options.JSON
+@options.explained
 def assign(folder: Path, site: str, kind: str, number: int | None, as_json: bool) -> None:
     """Give SITE an assignment that applies from its next round.
 
@@ -446,19 +433,19 @@ def assign(folder: Path, site: str, kind: str, number: int | None, as_json: bool
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="The experts.toml that says where the text of --domain is. [default: the domain is built in]",
 )
-@ROWS
+@options.ROWS
 @click.option(
     "--patience",
-    type=Finite(1, 1e7),
+    type=options.Finite(1, 1e7),
     default=600.0,
     show_default=True,
     metavar="SECONDS",
     help="Skip an expert that has reported nothing for this many seconds.",
 )
-@TOP_K
-@PLOT
-@JSON
-@explained
+@options.TOP_K
+@options.PLOT
+@options.JSON
+@options.explained
 def evaluate(sheets: tuple[Path, ...], top_k: int, plot: Path | None, as_json: bool, **asked: Any) -> None:
     """Have the sites score their experts, and compare the mixtures. No model leaves its site.
 

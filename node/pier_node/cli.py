@@ -15,33 +15,7 @@ import click
 from pier_node import __version__
 from pier_node.base.address import COORDINATOR_PORT, with_port
 from pier_node.base.processes import spin_little
-from pier_node.commands.options import (
-    ADVERTISE,
-    DEVICE,
-    FOLDER,
-    FORCE,
-    INSECURE,
-    JSON,
-    LISTEN,
-    LOG_JSON,
-    MODEL,
-    PEERS,
-    PLOT,
-    QUIET,
-    ROWS,
-    RUN,
-    TOP_K,
-    TRANSPORT,
-    WATCH,
-    Finite,
-    Picture,
-    dataset,
-    explained,
-    from_model,
-    preset,
-    with_parallel,
-    with_token,
-)
+from pier_node.commands import options
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -81,7 +55,7 @@ def main() -> None:
 )
 @click.option(
     "--memory",
-    type=Finite(0),
+    type=options.Finite(0),
     default=0.0,
     metavar="GB",
     help="Memory for weights, in GB. If it is full, the least recently used expert is unloaded. [default: no limit]",
@@ -93,10 +67,10 @@ def main() -> None:
     show_default=True,
     help="How the weights of the experts adapt to the text.",
 )
-@DEVICE
-@QUIET
-@explained
-def serve(quiet: bool, **options: Any) -> None:
+@options.DEVICE
+@options.QUIET
+@options.explained
+def serve(quiet: bool, **given: Any) -> None:
     """Serve a model, or an ensemble of experts, over HTTP.
 
     Clients of OpenAI's protocol (/v1/completions, /v1/chat/completions) work unchanged. The page at / takes prompts.
@@ -104,7 +78,7 @@ def serve(quiet: bool, **options: Any) -> None:
     """
     from pier_node.commands.serve import ServeOptions, run_server
 
-    run_server(ServeOptions(**options), quiet)
+    run_server(ServeOptions(**given), quiet)
 
 
 DOMAINS_FILE = click.option(
@@ -124,25 +98,25 @@ DOMAINS_FILE = click.option(
     multiple=True,
     help="Also score this domain. Can be repeated. [default: only domains that have an expert]",
 )
-@ROWS
-@TOP_K
+@options.ROWS
+@options.TOP_K
 @click.option(
     "--save",
     type=click.Path(path_type=Path, file_okay=False),
     help="Write the score sheets to this folder. [default: do not write them]",
 )
-@PLOT
-@DEVICE
-@JSON
-@explained
-def score(as_json: bool, **options: Any) -> None:
+@options.PLOT
+@options.DEVICE
+@options.JSON
+@options.explained
+def score(as_json: bool, **given: Any) -> None:
     """Score the ensemble in FOLDER on held-out text of every domain.
 
     Prints bits per byte and perplexity for every mixture. With --save, FOLDER may also hold a single expert.
     """
     from pier_node.commands.ensemble import ScoreOptions, score
 
-    score(ScoreOptions(**options), as_json)
+    score(ScoreOptions(**given), as_json)
 
 
 @main.command()
@@ -162,15 +136,17 @@ def score(as_json: bool, **options: Any) -> None:
     show_default=True,
     help="Steps of training after the merge, of one window of each domain.",
 )
-@click.option("--lr", type=Finite(0, min_open=True), help="Learning rate. [default: 0.001; with --routers-only 0.01]")
+@click.option(
+    "--lr", type=options.Finite(0, min_open=True), help="Learning rate. [default: 0.001; with --routers-only 0.01]"
+)
 @click.option("--routers-only", is_flag=True, help="Train only the routers. [default: all weights]")
 @click.option(
     "--rows", type=click.IntRange(0), default=200, show_default=True, help="Rows per domain to score. 0: all."
 )
-@DEVICE
+@options.DEVICE
 @click.option("--force", is_flag=True, help="Replace a model in OUT even if Pier did not write it. [default: refuse]")
-@explained
-def merge(**options: Any) -> None:
+@options.explained
+def merge(**given: Any) -> None:
     """Merge the experts of the ensemble in FOLDER into one model, OUT.
 
     The experts must have the same shape. OUT is a Mixtral, which transformers loads. FOLDER may also be a merged model,
@@ -178,14 +154,14 @@ def merge(**options: Any) -> None:
     """
     from pier_node.commands.merge import MergeOptions, merge
 
-    merge(MergeOptions(**options))
+    merge(MergeOptions(**given))
 
 
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default=Path("run.toml"))
 @click.option("--sites", type=click.IntRange(min=1), help="Number of sites to wait for. [default: 1, or --stages]")
-@preset("Model size.")
-@from_model(
+@options.preset("Model size.")
+@options.from_model(
     "Train the model in this folder, or of this name on the Hugging Face hub: Llama and GPT-2 by Pier's own decoder, "
     "any other causal language model by the package transformers. [default: a new one]"
 )
@@ -196,14 +172,14 @@ def merge(**options: Any) -> None:
 )
 @click.option(
     "--pace",
-    type=(Finite(min=0, min_open=True), Finite(min=0, min_open=True)),
+    type=(options.Finite(min=0, min_open=True), options.Finite(min=0, min_open=True)),
     metavar="MBIT SECONDS",
     help="Mbit/s of the slowest site's link, and seconds of an inner step: chooses how updates travel, and predicts "
     "how long the run takes. [default: uncompressed]",
 )
 @click.option(
     "--rtt",
-    type=Finite(min=0),
+    type=options.Finite(min=0),
     metavar="MS",
     help="With --pace: milliseconds of a round trip between the sites that are furthest apart. [default: 100]",
 )
@@ -217,8 +193,8 @@ def merge(**options: Any) -> None:
     type=click.IntRange(min=2, max=64),
     help="Stages of a pipeline; each site holds one. [default: no pipeline, every site has the whole model]",
 )
-@FORCE
-@explained
+@options.FORCE
+@options.explained
 def init(
     file: Path, force: bool, pace: tuple[float, float] | None, rtt: float | None, sites: int | None, **model: Any
 ) -> None:
@@ -238,16 +214,16 @@ def init(
 
 
 @main.command()
-@RUN
-@PEERS
+@options.RUN
+@options.PEERS
 @click.option(
     "--coordinator",
     metavar="HOST[:PORT]",
     callback=lambda _context, _option, text: text and with_port(text, COORDINATOR_PORT),
     help="Coordinator of the run to join; the token is its invite. [default: the one stored in --data; port 7790]",
 )
-@with_token
-@FOLDER
+@options.with_token
+@options.FOLDER
 @click.option("--name", default="", help="Name of this site. [default: host name]")
 @click.option(
     "--trust",
@@ -256,9 +232,9 @@ def init(
     help="Fingerprint of a committed state, as `pier-node status` prints it at a site that you trust. A new site "
     "accepts only states that follow from it. [default: trust the founder, whom the token names, or the coordinator]",
 )
-@LISTEN
-@ADVERTISE
-@click.option("--dataset", "data", help=dataset("as stored in --data, or this site's part of data.path"))
+@options.LISTEN
+@options.ADVERTISE
+@click.option("--dataset", "data", help=options.dataset("as stored in --data, or this site's part of data.path"))
 @click.option(
     "--shared-data",
     is_flag=True,
@@ -273,12 +249,12 @@ def init(
     help="Train with this program, which calls pier.join. Pier starts it, watches it and restarts it. "
     "[default: Pier's own trainer]",
 )
-@from_model(
+@options.from_model(
     "Found the run with the weights of the model in this folder, or of this name on the Hugging Face hub. "
     "[default: random weights, from the run's seed]"
 )
 @click.option("--program-socket", type=click.Path(path_type=Path), hidden=True)
-@with_parallel
+@options.with_parallel
 @click.option(
     "--checkpoint-every",
     type=click.IntRange(1),
@@ -290,13 +266,13 @@ def init(
 @click.option(
     "--http", type=click.IntRange(0, 65535), default=0, help="Status port on 127.0.0.1. [default: any free port]"
 )
-@TRANSPORT
-@INSECURE
-@QUIET
-@LOG_JSON
+@options.TRANSPORT
+@options.INSECURE
+@options.QUIET
+@options.LOG_JSON
 @click.option("--fail-at", default="", hidden=True)
-@explained
-def start(peers: tuple[str, ...], quiet: bool, log_json: bool, **options: Any) -> None:
+@options.explained
+def start(peers: tuple[str, ...], quiet: bool, log_json: bool, **given: Any) -> None:
     """Found a run, join one, or resume one.
 
     --run founds a run. --peers or --coordinator joins one. Without these options, the run in --data resumes, or the one
@@ -304,19 +280,19 @@ def start(peers: tuple[str, ...], quiet: bool, log_json: bool, **options: Any) -
     """
     from pier_node.trainer.early_start import start_early
 
-    own = not (options["command"] or options["program_socket"])
-    early = start_early(options["folder"], options["workers"]) if own else None  # before much is imported
+    own = not (given["command"] or given["program_socket"])
+    early = start_early(given["folder"], given["workers"]) if own else None  # before much is imported
     from pier_node.commands.daemon import run_site
     from pier_node.site.settings import Settings
 
-    run_site(Settings(peers=peers, early=early, **options), quiet, log_json)
+    run_site(Settings(peers=peers, early=early, **given), quiet, log_json)
 
 
 @main.command()
-@FOLDER
-@JSON
-@WATCH
-@explained
+@options.FOLDER
+@options.JSON
+@options.WATCH
+@options.explained
 def status(folder: Path, as_json: bool, watch: bool) -> None:
     """Show what a site on this machine and its peers are doing.
 
@@ -328,9 +304,11 @@ def status(folder: Path, as_json: bool, watch: bool) -> None:
 
 
 @main.command()
-@FOLDER
-@click.option("--timeout", type=Finite(0), default=30.0, show_default=True, help="Seconds to wait for it to stop.")
-@explained
+@options.FOLDER
+@click.option(
+    "--timeout", type=options.Finite(0), default=30.0, show_default=True, help="Seconds to wait for it to stop."
+)
+@options.explained
 def stop(folder: Path, timeout: float) -> None:
     """Make a site on this machine leave its run cleanly.
 
@@ -342,18 +320,18 @@ def stop(folder: Path, timeout: float) -> None:
 
 
 @main.command()
-@RUN
-@PEERS
-@with_token
-@FOLDER
-@LISTEN
-@ADVERTISE
-@with_parallel
-@TRANSPORT
-@INSECURE
-@JSON
-@explained
-def doctor(peers: tuple[str, ...], as_json: bool, **options: Any) -> None:
+@options.RUN
+@options.PEERS
+@options.with_token
+@options.FOLDER
+@options.LISTEN
+@options.ADVERTISE
+@options.with_parallel
+@options.TRANSPORT
+@options.INSECURE
+@options.JSON
+@options.explained
+def doctor(peers: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """Find what keeps this site from training, and how to fix it.
 
     Give it the options that you would give to start. Works whether or not the daemon is running. Measures the link to
@@ -365,7 +343,7 @@ def doctor(peers: tuple[str, ...], as_json: bool, **options: Any) -> None:
     from pier_node.site.join import with_run_here
     from pier_node.site.settings import Settings
 
-    sys.exit(doctor(with_run_here(Settings(peers=peers, **options)), as_json))
+    sys.exit(doctor(with_run_here(Settings(peers=peers, **given)), as_json))
 
 
 @main.command()
@@ -381,7 +359,7 @@ def doctor(peers: tuple[str, ...], as_json: bool, **options: Any) -> None:
 @click.option(
     "--processes", type=click.IntRange(0), default=0, help="Number of processes. [default: one for every two cores]"
 )
-@explained
+@options.explained
 def tokenize(run: Path, out: Path, dataset: str | None, processes: int) -> None:
     """Tokenize the data of a run.
 
@@ -396,11 +374,11 @@ def tokenize(run: Path, out: Path, dataset: str | None, processes: int) -> None:
 
 
 @main.command()
-@FOLDER
+@options.FOLDER
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--force", is_flag=True, help="Replace the model in OUT even if Pier did not write it. [default: refuse]")
 @click.option("--gguf", is_flag=True, help="Also write OUT/model.gguf, for llama.cpp. [default: no]")
-@explained
+@options.explained
 def export(folder: Path, out: Path, force: bool, gguf: bool) -> None:
     """Export the newest checkpoint for Hugging Face's libraries.
 
@@ -412,52 +390,48 @@ def export(folder: Path, out: Path, force: bool, gguf: bool) -> None:
 
 
 @main.command()
-@FOLDER
-@MODEL
+@options.FOLDER
+@options.MODEL
 @click.option(
     "--batches",
     type=click.IntRange(0),
     default=0,
     help="Number of batches to evaluate. [default: inner.eval_batches of the run]",
 )
-@click.option("--dataset", help=dataset("as stored in --data, or data.path"))
+@click.option("--dataset", help=options.dataset("as stored in --data, or data.path"))
 @click.option(
     "--skip",
-    type=Finite(0, 1, max_open=True),
+    type=options.Finite(0, 1, max_open=True),
     help="Fraction of the stages to leave out, from 0 to below 1. [default: none]",
 )
 @click.option(
     "--plot",
-    type=Picture(),
+    type=options.Picture(),
     help="With --skip: also write a plot to this file: .svg, .png or .pdf. [default: a table only]",
 )
-@DEVICE
-@JSON
-@explained
-def evaluate(folder: Path, skip: float | None, plot: Path | None, **options: Any) -> None:
+@options.DEVICE
+@options.JSON
+@options.explained
+def evaluate(skip: float | None, plot: Path | None, **given: Any) -> None:
     """Measure a model on the validation split of a run.
 
     Prints the loss in nats per token, the perplexity, and bits per byte of text. With --skip, prints the perplexity
     with each choice of stages left out, and with the last stages left out.
     """
-    if skip is not None:
-        from pier_node.commands.model import evaluate_omissions
+    from pier_node.commands.model import EvaluateOptions, evaluate, evaluate_omissions
 
-        click.echo(evaluate_omissions(folder, skip=skip, plot=plot, **options))
-        return
-    from pier_node.commands.model import evaluate
-
-    click.echo(evaluate(folder, **options))
+    asked = EvaluateOptions(**given)
+    click.echo(evaluate(asked) if skip is None else evaluate_omissions(asked, skip, plot))
 
 
 @main.command()
-@FOLDER
-@MODEL
+@options.FOLDER
+@options.MODEL
 @click.argument("prompt")
 @click.option("--tokens", type=click.IntRange(0), default=200, show_default=True, help="Number of tokens to generate.")
 @click.option(
     "--temperature",
-    type=Finite(0),
+    type=options.Finite(0),
     default=0.8,
     show_default=True,
     help="0 always takes the likeliest token, 1 samples from the model's distribution, and higher values vary more.",
@@ -468,13 +442,13 @@ def evaluate(folder: Path, skip: float | None, plot: Path | None, **options: Any
 @click.option(
     "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="The same seed gives the same text."
 )
-@DEVICE
-@explained
-def generate(folder: Path, **options: Any) -> None:
+@options.DEVICE
+@options.explained
+def generate(**given: Any) -> None:
     """Continue PROMPT with a model, and stream the text."""
-    from pier_node.commands.model import generate
+    from pier_node.commands.model import GenerateOptions, generate
 
-    generate(folder, show=lambda text: click.echo(text, nl=False), **options)
+    generate(GenerateOptions(**given), lambda text: click.echo(text, nl=False))
     click.echo()
 
 
@@ -493,7 +467,7 @@ def generate(folder: Path, **options: Any) -> None:
 @click.option("--steps", type=click.IntRange(1), help="Number of inner steps. [default: as many as fit into --seconds]")
 @click.option(
     "--seconds",
-    type=Finite(min=0, min_open=True),
+    type=options.Finite(min=0, min_open=True),
     default=90.0,
     show_default=True,
     help="Training time in seconds.",
@@ -517,10 +491,10 @@ def generate(folder: Path, **options: Any) -> None:
     help="Six sites hold four stages of the model. [default: each site holds the whole model]",
 )
 @click.option("--kill-at", type=click.IntRange(1), help="With --pipeline: kill a site after this step. [default: none]")
-@JSON
-@explained
+@options.JSON
+@options.explained
 def demo(
-    as_json: bool, experts: bool, pipeline: bool, kill_at: int | None, algorithm: str | None, **options: Any
+    as_json: bool, experts: bool, pipeline: bool, kill_at: int | None, algorithm: str | None, **given: Any
 ) -> None:
     """Watch several sites on this machine train one small model.
 
@@ -532,16 +506,16 @@ def demo(
         if experts:
             from pier_node.demo.experts import run_experts_demo
 
-            run_experts_demo(options["folder"], as_json)
+            run_experts_demo(given["folder"], as_json)
             return
         if pipeline:
             from pier_node.demo.pipeline import run_pipeline_demo
 
-            well = run_pipeline_demo(options["folder"], options["steps"], kill_at, algorithm or "sync", as_json)
+            well = run_pipeline_demo(given["folder"], given["steps"], kill_at, algorithm or "sync", as_json)
             sys.exit(0 if well else 1)
         from pier_node.demo.replicas import Options, run_demo
 
-        sys.exit(0 if run_demo(Options(algorithm=algorithm or "pier", **options), as_json) else 1)
+        sys.exit(0 if run_demo(Options(algorithm=algorithm or "pier", **given), as_json) else 1)
     except KeyboardInterrupt:
         click.echo("Stopped; no process is left running. Run the same command with --keep to resume.", err=True)
         sys.exit(130)

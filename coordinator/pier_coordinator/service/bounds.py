@@ -15,23 +15,11 @@ from pier_node.experts.sheet import MOST_SCORED
 from pier_node.pipeline.paths_file import MOST_BYTES
 from pier_node.wire import bounds as peers
 from pier_node.wire import rules
-from pier_node.wire.bounds import STAGE
 from pier_node.wire.carrier import BadMessage
 from pier_node.wire.files import PIECE
 from pier_node.wire.rules import AMOUNT, ANY, COUNT, HASH, LOSS, NODE, Many, Only, Part, below, or_empty, size, text
 from pier_proto.v1 import coordinator_pb2 as pb
-from pier_proto.v1.peer_pb2 import (
-    Ballot,
-    DoubleVote,
-    Link,
-    Place,
-    Pulse,
-    Revocations,
-    Signed,
-    Site,
-    TokenizerRequest,
-    WitnessRequest,
-)
+from pier_proto.v1 import peer_pb2
 
 MESSAGE_BYTES = 512 << 10
 """Maximum size of a message, in bytes: a round of 1,024 sites has a proof of up to 390 kB, and what a site tells the
@@ -57,13 +45,23 @@ TRANSPORT = Only("grpc or hivemind", lambda value: value in ("grpc", "hivemind")
 SOURCE = Only("a source of text", lambda value: value in ("builtin", "text", "jsonl", "parquet"))
 WEIGHTS = Only("64 hex digits", lambda value: re.fullmatch("[0-9a-f]{64}", value) is not None)
 
+AS_BETWEEN_SITES = (
+    peer_pb2.Place,
+    peer_pb2.Pulse,
+    peer_pb2.Revocations,
+    peer_pb2.WitnessRequest,
+    peer_pb2.Link,
+    peer_pb2.Ballot,
+    peer_pb2.Signed,
+    peer_pb2.DoubleVote,
+    peer_pb2.TokenizerRequest,
+)
+"""Messages with the bounds that they have between sites."""
+
 FIELDS = rules.complete(
     {
-        Site: {**peers.FIELDS[Site], "name": NAME},
-        Place: peers.FIELDS[Place],
-        Pulse: peers.FIELDS[Pulse],
-        Revocations: peers.FIELDS[Revocations],
-        **{kind: peers.FIELDS[kind] for kind in (WitnessRequest, Link, Ballot, Signed, DoubleVote)},
+        peer_pb2.Site: {**peers.FIELDS[peer_pb2.Site], "name": NAME},
+        **{kind: peers.FIELDS[kind] for kind in AS_BETWEEN_SITES},
         pb.EnrolRequest: {
             "protocol": ANY,
             "name": NAME,
@@ -103,7 +101,7 @@ FIELDS = rules.complete(
         pb.WatchRequest: {"lease": LEASE},
         pb.Order: {"epoch": COUNT, "assignment": Part(needed=True)},
         pb.Assignment: {},
-        pb.Stage: {"number": STAGE},
+        pb.Stage: {"number": peers.STAGE},
         pb.Replica: {},
         pb.Expert: {
             "plan": PLAN,
@@ -218,7 +216,6 @@ FIELDS = rules.complete(
             "piece": size(0, PIECE),
             "offset": COUNT,
         },
-        TokenizerRequest: peers.FIELDS[TokenizerRequest],
         pb.GiveCheckpointReply: {},
         pb.FetchCheckpointRequest: {
             "lease": LEASE,

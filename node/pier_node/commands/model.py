@@ -60,24 +60,30 @@ def export(data: Path, out: Path, force: bool = False, gguf: bool = False) -> st
     )
 
 
-def generate(
-    data: Path,
-    model: Path | None,
-    prompt: str,
-    tokens: int,
-    temperature: float,
-    top_k: int,
-    seed: int,
-    device: str,
-    show: Callable[[str], None],
-) -> None:
-    """Show the prompt and its continuation; see trainer/model/decoder.py for the arguments. Raises PierError."""
+@dataclass(frozen=True)
+class GenerateOptions:
+    """Which model continues which prompt; see `EvaluateOptions`, and trainer/model/decoder.py for the sampling."""
+
+    folder: Path
+    model: Path | None
+    prompt: str
+    tokens: int
+    temperature: float
+    top_k: int
+    seed: int
+    device: str
+
+
+def generate(options: GenerateOptions, show: Callable[[str], None]) -> None:
+    """Show the prompt and its continuation. Raises PierError."""
+    prompt = options.prompt
     if prompt.encode(errors="replace").decode() != prompt:
         raise PierError("the prompt is not UTF-8", "Set your terminal to UTF-8.")
-    weights = find_weights(data, model)
+    weights = find_weights(options.folder, options.model)
     tokenizer = weights.open_tokenizer()
     ids = [int(id) for id in tokenizer.encode(prompt)]
-    made = stream(weights.any_model(pick_device(device)), ids, tokens, temperature, top_k, seed)
+    model = weights.any_model(pick_device(options.device))
+    made = stream(model, ids, options.tokens, options.temperature, options.top_k, options.seed)
     for piece in itertools.chain([prompt], pieces(tokenizer, ids, made)):
         show(printable(piece))
 
@@ -101,18 +107,34 @@ class Score:
     tokens: int
 
 
-def evaluate(data: Path, model: Path | None, batches: int, dataset: str | None, device: str, as_json: bool) -> str:
-    """Measure a model. Returns the text to print. Raises PierError.
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Which model to measure, and on what.
 
-    Args:
-        data: the site whose run has the validation split, and whose checkpoint is used unless `model` names a folder.
+    Attributes:
+        folder: the site whose run has the validation split, and whose checkpoint is used unless `model` names a folder.
         batches: 0: as many as in the run's own validation.
         dataset: replaces the path of [data]; None: as the site was started.
         device: see `pick_device`.
     """
-    config, weights = site_config(data), find_weights(data, model)
-    score = measure(config, weights, validation_windows(config, weights, data, dataset, batches), device)
-    return json.dumps(asdict(score)) if as_json else _table(score)
+
+    folder: Path
+    model: Path | None
+    batches: int
+    dataset: str | None
+    device: str
+    as_json: bool
+
+    def opened(self) -> tuple[RunConfig, Weights, list[Batch]]:
+        """The run, the model and the windows on which it is measured. Raises PierError."""
+        config, weights = site_config(self.folder), find_weights(self.folder, self.model)
+        return config, weights, validation_windows(config, weights, self.folder, self.dataset, self.batches)
+
+
+def evaluate(options: EvaluateOptions) -> str:
+    """Measure a model. Returns the text to print. Raises PierError."""
+    score = measure(*options.opened(), options.device)
+    return json.dumps(asdict(score)) if options.as_json else _table(score)
 
 
 def measure(config: RunConfig, weights: Weights, windows: list[Batch], device: str) -> Score:
@@ -137,7 +159,7 @@ def bytes_per_token(tokenizer: Tokenizer, windows: list[Batch]) -> float:
 def validation_windows(
     config: RunConfig, weights: Weights, data: Path, dataset: str | None, batches: int
 ) -> list[Batch]:
-    """The windows on which a site validates; see `evaluate` for the arguments. Raises PierError."""
+    """The windows on which a site validates; see `EvaluateOptions` for the arguments. Raises PierError."""
     record = SiteRecord.load(data)
     told = Settings(data, data=dataset).after(record)
     text = SiteData.of(config, record.slot if record else 0, told.data, told.shared_data)
@@ -178,26 +200,14 @@ def _table(score: Score) -> str:
 Rows = dict[str, list[Omission]]
 
 
-def evaluate_omissions(
-    data: Path,
-    model: Path | None,
-    batches: int,
-    dataset: str | None,
-    device: str,
-    as_json: bool,
-    skip: float,
-    plot: Path | None,
-) -> str:
-    """Measure a model without some stages. Returns the text to print. See `evaluate` for the other arguments.
-
-    Raises PierError.
+def evaluate_omissions(options: EvaluateOptions, skip: float, plot: Path | None) -> str:
+    """Measure a model without some stages. Returns the text to print. Raises PierError.
 
     Args:
         skip: fraction of the stages to leave out.
         plot: path of a picture to write.
     """
-    config, weights, place = site_config(data), find_weights(data, model), pick_device(device)
-    windows = validation_windows(config, weights, data, dataset, batches)
+    (config, weights, windows), place = options.opened(), pick_device(options.device)
     layers, stages = weights.config.layers, config.pipeline.stages
     blocks = stage_blocks(layers, stages if stages > 1 else layers)  # without a pipeline, every block is a stage
     count = min(round(skip * len(blocks)), len(blocks) - 1)
@@ -211,7 +221,7 @@ def evaluate_omissions(
     rows = {kind: omissions(decoder, windows, blocks, left, bf16) for kind, left in wanted.items()}
     if plot:
         _draw(rows, plot)
-    if as_json:
+    if options.as_json:
         return json.dumps({kind: [asdict(it) for it in found] for kind, found in rows.items()})
     return _omission_table(rows, len(blocks), weights.origin)
 

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from pier_node.base.errors import PierError
-from pier_node.commands.model import export, generate
+from pier_node.commands.model import GenerateOptions, export, generate
 from pier_node.config.presets import PRESETS
 from pier_node.config.run import InnerSection, ModelSection, RunConfig
 from pier_node.demo.picture import Screen, screen_on
@@ -213,5 +213,15 @@ def sample(site: Path, model: Path) -> str:
     torch.set_num_threads(1)  # more would wait for one another: the model is small
     export(site, model, force=True)
     pieces: list[str] = []
-    generate(model, model, PROMPT, LENGTH, TEMPERATURE, TOP_K, seed=0, device="cpu", show=pieces.append)
+    asked = GenerateOptions(
+        folder=model,
+        model=model,
+        prompt=PROMPT,
+        tokens=LENGTH,
+        temperature=TEMPERATURE,
+        top_k=TOP_K,
+        seed=0,
+        device="cpu",
+    )
+    generate(asked, pieces.append)
     return "".join(pieces).rstrip()
