@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pier_coordinator.commands.experts import found
+from pier_coordinator.commands.experts import planned
 from pier_coordinator.commands.experts_view import Planning
 from pier_coordinator.experts.plan import Plan, accepted
 from pier_coordinator.experts.recipe import MODES
@@ -134,7 +134,7 @@ class Arms:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self.planning: Planning = found(setting.experts(), Path())
+        self.planning: Planning = planned(setting.experts(), Path())
 
     def plan(self, mode: str) -> Plan:
         """Of a mode of the planner."""

@@ -141,7 +141,7 @@ def docstrings(node: ast.Module | ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 def metrics() -> Iterator[str]:
     """A table of the metrics of each program."""
-    nobody: Any = SimpleNamespace(in_work=0, pool=SimpleNamespace(lost=set(), unplugged=set()))
+    nobody: Any = SimpleNamespace(in_work=0, pool=SimpleNamespace(missing=set()))
     rows = {
         "A site's metrics": [(f"pier_{name}", text) for name, text in report.METRICS.items()],
         "The coordinator's metrics": [

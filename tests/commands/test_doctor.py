@@ -105,7 +105,7 @@ def test_two_sites_that_train(call: Call, run: Run) -> None:
     for check in ("reach it", "reached by it", "link", "clock"):
         assert by_name["alpha", check]["verdict"] == "ok"
     assert by_name["this site", "address"]["detail"].endswith(beta.address)
-    assert by_name["this site", "memory"]["values"]["bytes_a_parameter"] == 36
+    assert by_name["this site", "memory"]["values"]["bytes_per_parameter"] == 36
     assert 0 < by_name["this site", "utilisation"]["values"]["utilisation"] <= 1
     assert (done.exit_code, report["ok"]) == (0, True)
     assert alpha.running

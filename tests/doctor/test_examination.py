@@ -20,7 +20,7 @@ from pier_node.identity.node import Identity, Token
 from pier_node.rounds.folder import SiteRecord, save_run
 from pier_node.site.coordinator.link import Enrolment
 from pier_node.site.settings import Settings
-from pier_node.wire.probe import Ask, Link
+from pier_node.wire.probe import Ask, LinkSpeed
 from pier_proto.v1.peer_pb2 import Site
 
 NewSite = Callable[..., Settings]
@@ -143,8 +143,8 @@ async def test_low_disk_and_low_memory(new_site: NewSite, monkeypatch: pytest.Mo
 async def test_a_slow_link(new_site: NewSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of 8 kbit/s, for a site that trained at 100,000 tokens a second."""
 
-    async def slow(ask: Ask) -> Link:
-        return Link(0.3, 0.0, up=1000.0, down=1e6)
+    async def slow(ask: Ask) -> LinkSpeed:
+        return LinkSpeed(0.3, 0.0, up=1000.0, down=1e6)
 
     monkeypatch.setattr(links, "measure", slow)
     folder = tmp_path / "new"
@@ -178,18 +178,18 @@ async def test_a_peer_that_is_measured_too_often_is_not_called_broken(
     assert "measured enough for now" in findings["alpha", "measure it"].detail
 
 
-async def test_a_site_that_stopped_knows_its_peers_and_keeps_its_name(tmp_path: Path) -> None:
+async def test_a_site_that_stopped_knows_its_peers(tmp_path: Path) -> None:
     """Its folder says all that is needed."""
     alpha, folder = Peer("alpha"), tmp_path / "site"
     folder.mkdir()
     TOKEN.save(folder)
     save_run(folder, CONFIG)
+    Identity.load_or_create(folder)
     async with alpha.running():
         SiteRecord(False, 1).with_peers([alpha.site]).save(folder)
         findings = await found(Settings(folder, listen=f"127.0.0.1:{free_port()}"))
     assert not problems(findings)
     assert findings["alpha", "reached by it"].verdict is Verdict.OK
-    assert (folder / "node.key").exists()
 
 
 async def test_what_contradicts_itself_is_an_error(new_site: NewSite, tmp_path: Path) -> None:
@@ -253,6 +253,13 @@ def test_a_new_site_has_an_identity_for_the_moment(tmp_path: Path) -> None:
     assert Standpoint.of(settings).identity.node != Standpoint.of(settings).identity.node
     assert Standpoint.of(settings).config is None
     assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_without_its_key_is_looked_at_without_changes(folder: Path) -> None:
+    (folder / "node.key").unlink()
+    before = sorted(os.listdir(folder))
+    Standpoint.of(Settings(folder))
+    assert sorted(os.listdir(folder)) == before
 
 
 def test_the_run_that_peers_tell_must_be_that_of_the_token(tmp_path: Path) -> None:

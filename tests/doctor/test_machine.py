@@ -209,7 +209,7 @@ def test_enough_memory() -> None:
     finding = memory_finding(DILOCO, MILLION, cpu_workers=0, held=0, free=36 * MILLION)
     assert finding.verdict is Verdict.OK
     assert finding.detail == "up to 36 MB needed when sites exchange; 36 MB free"
-    assert finding.values["bytes_a_parameter"] == 36
+    assert finding.values["bytes_per_parameter"] == 36
 
 
 @pytest.mark.parametrize(

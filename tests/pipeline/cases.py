@@ -18,7 +18,7 @@ from pier_node.base.shared import Vector
 from pier_node.config.run import RunConfig
 from pier_node.outer.layout import Layout
 from pier_node.pipeline.activation_codec import Formats
-from pier_node.pipeline.attempt import Attempt, Worth
+from pier_node.pipeline.attempt import Attempt, AttemptResult
 from pier_node.pipeline.context import Rows, Tools
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.stage import Stage, scatter, stage_blocks
@@ -118,7 +118,7 @@ async def workers(run: RunConfig, plan: Plan, weather: Weather = CALM, seed: int
     return made
 
 
-async def outcomes(made: Sequence[Worker]) -> list[Worth | BaseException]:
+async def outcomes(made: Sequence[Worker]) -> list[AttemptResult | BaseException]:
     """How the attempt ended at each site."""
     found = await asyncio.gather(*(worker.attempt.run() for worker in made), return_exceptions=True)
     for worker in made:
@@ -126,12 +126,12 @@ async def outcomes(made: Sequence[Worker]) -> list[Worth | BaseException]:
     return found
 
 
-async def worths(made: Sequence[Worker]) -> dict[str, Worth]:
+async def worths(made: Sequence[Worker]) -> dict[str, AttemptResult]:
     found = await outcomes(made)
     for it in found:
         if isinstance(it, BaseException):
             raise it
-    return {worker.node: it for worker, it in zip(made, found, strict=True) if isinstance(it, Worth)}
+    return {worker.node: it for worker, it in zip(made, found, strict=True) if isinstance(it, AttemptResult)}
 
 
 def reference(run: RunConfig, plan: Plan) -> tuple[dict[int, Vector], float, float]:

@@ -19,7 +19,7 @@ from simulation.virtual_time import run
 from torch import Tensor
 
 from pier_node.pipeline.activation_codec import TensorFormat, pieces
-from pier_node.pipeline.attempt import Worth
+from pier_node.pipeline.attempt import AttemptResult
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.joint import Overflow, Totals
 from pier_node.pipeline.microbatches import Activations, MicrobatchQueue
@@ -43,11 +43,11 @@ KINDS = {
 }
 
 
-def attempt(kind: str, weather: Weather | None = None, seed: int = 1) -> tuple[Plan, dict[str, Worth]]:
+def attempt(kind: str, weather: Weather | None = None, seed: int = 1) -> tuple[Plan, dict[str, AttemptResult]]:
     tables, message = KINDS[kind]
     plan = Plan.read(message, tables.pipeline.stages)
 
-    async def main() -> dict[str, Worth]:
+    async def main() -> dict[str, AttemptResult]:
         return await worths(await workers(tables, plan, weather or Weather(delay=0.01, jitter=0.0), seed))
 
     return plan, run(main())
@@ -93,7 +93,7 @@ def test_totals_that_cannot_be_of_the_plan_are_refused(monkeypatch: pytest.Monke
     tables, message = KINDS["one site a stage"]
     monkeypatch.setattr(Totals, "all", lambda _: told)
 
-    async def main() -> list[Worth | BaseException]:
+    async def main() -> list[AttemptResult | BaseException]:
         return await outcomes(await workers(tables, Plan.read(message, 4)))
 
     assert all(isinstance(it, Suspicion) for it in run(main()))
@@ -108,7 +108,7 @@ def test_a_tensor_that_cannot_be_sent_ends_the_attempt(
     tables, message = KINDS["one site a stage"]
     monkeypatch.setattr(Activations, "send", broken)
 
-    async def main() -> list[Worth | BaseException]:
+    async def main() -> list[AttemptResult | BaseException]:
         async with asyncio.timeout(20.0):
             return await outcomes(await workers(tables, Plan.read(message, 4)))
 
@@ -120,7 +120,7 @@ def test_who_takes_a_tensor_and_never_says_so_is_suspected() -> None:
     """Whoever waits for the sender would suspect that one."""
     tables, message = KINDS["one site a stage"]
 
-    async def main() -> list[Worth | BaseException]:
+    async def main() -> list[AttemptResult | BaseException]:
         made = await workers(tables, Plan.read(message, 4))
         b = made[1]
         take = b.carrier.on_push
@@ -144,7 +144,7 @@ def test_who_claims_more_than_can_be_is_suspected(claim: str) -> None:
     """The total of such numbers is infinite, and the site that tells it would be suspected."""
     tables, message = KINDS["one site a stage"]
 
-    async def main() -> list[Worth | BaseException]:
+    async def main() -> list[AttemptResult | BaseException]:
         made = await workers(tables, Plan.read(message, 4))
         b = made[1].attempt
         monstrous = Worked(attempt=b.plan.name, round=1, square=1e300, loss=0.0)
@@ -224,7 +224,7 @@ def test_who_sends_values_that_no_stage_sends_is_suspected(value: str, reason: s
     bad = RIGHT.clone()
     bad[0, 0, 0] = float(value)
 
-    async def main() -> tuple[str, list[Worth | BaseException]]:
+    async def main() -> tuple[str, list[AttemptResult | BaseException]]:
         made = await workers(RUN, PLAN)
         return await sent(made[0], stream(bad)), await outcomes(made)
 
@@ -262,7 +262,7 @@ def test_a_result_that_is_too_large_is_blamed_on_the_sender_of_its_input(
 ) -> None:
     plan = Plan.read(iteration_plan([0, 1, 2], [[0, 1, 2]] if name != "mean_gradient" or stage else [[0, 2]]), 3)
 
-    async def main() -> Worth | BaseException:
+    async def main() -> AttemptResult | BaseException:
         made = await workers(config(stages=3, layers=3), plan)
         setattr(made[stage].stage, name, result)
         return (await outcomes(made))[stage]

@@ -12,7 +12,7 @@ from pipeline.cases import Worker, config, outcomes, workers
 from simulation.network import Weather
 from simulation.virtual_time import run
 
-from pier_node.pipeline.attempt import Worth
+from pier_node.pipeline.attempt import AttemptResult
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.planner import Planner
 from pier_node.pipeline.planning.plan import Plan as Paths
@@ -91,7 +91,7 @@ def test_the_prediction_holds(paths: str, sites: int, seed: int) -> None:
         for worker in made:
             pace(worker, there[worker.node])
         found = await outcomes(made)
-        assert all(isinstance(it, Worth) for it in found), found
+        assert all(isinstance(it, AttemptResult) for it in found), found
         return predicted, max(worker.attempt.spans.tasks for worker in made)
 
     predicted, measured = run(main())

@@ -13,7 +13,7 @@ from pier_node.config.run import RunConfig
 from pier_node.outer.times import Times
 from pier_node.rounds.progress import Progress
 from pier_node.site.round_log import RoundLog, prediction
-from pier_node.wire.probe import Link
+from pier_node.wire.probe import LinkSpeed
 from pier_proto.v1.peer_pb2 import Pulse
 
 
@@ -63,7 +63,7 @@ def test_what_the_model_writes_is_told_once_in_one_line(caplog: pytest.LogCaptur
 
 def test_what_a_link_predicts_is_told() -> None:
     config = RunConfig.model_validate({"run": {"sites": 2}, "model": {"preset": "llama-1m"}})
-    link = Link(round_trip=0.012, clock_ahead=0.0, up=12.5e6, down=25e6)
+    link = LinkSpeed(round_trip=0.012, clock_ahead=0.0, up=12.5e6, down=25e6)
     told = prediction(config, 0.0, "beta", link)
     assert told == (
         "link to beta: 12 ms round trip, 100 Mbit/s there, 200 Mbit/s back; an exchange of 2 sites sends 4.15 MB, "

@@ -9,7 +9,7 @@ import pytest
 from simulation.virtual_time import run
 
 from pier_node.wire.carrier import CHUNK_BYTES, PeerLost
-from pier_node.wire.probe import LONG_ENOUGH, SIZES, Link, measure
+from pier_node.wire.probe import LONG_ENOUGH, SIZES, LinkSpeed, measure
 from pier_proto.v1.peer_pb2 import ProbeReply, ProbeRequest
 
 EPOCH = 1.7e9
@@ -47,10 +47,10 @@ class Line:
             self.carried[way] += size
 
 
-def measured(line: Line) -> tuple[Link, float]:
+def measured(line: Line) -> tuple[LinkSpeed, float]:
     """What the measurement says, and the seconds that it took."""
 
-    async def main() -> tuple[Link, float]:
+    async def main() -> tuple[LinkSpeed, float]:
         return await measure(line.ask, line.clock), asyncio.get_running_loop().time()
 
     return run(main())
@@ -91,7 +91,7 @@ def test_the_quickest_answer_counts() -> None:
         await asyncio.sleep(next(late, 0.0))
         return await line.ask(request)
 
-    async def main() -> Link:
+    async def main() -> LinkSpeed:
         return await measure(ask, line.clock)
 
     link = run(main())

@@ -99,14 +99,14 @@ def init(file: Path, preset: str, force: bool) -> str:
 
 def plan(file: Path, folder: Path, as_json: bool) -> None:
     """Print the plan of the file's mode and what the other modes would give. Raises PierError."""
-    planning = found(load(file), folder)
+    planning = planned(load(file), folder)
     if as_json:
         print(json.dumps(told(planning)))
     else:
         Console().print(view(planning), Text(CAVEAT, "dim"))
 
 
-def found(config: ExpertsConfig, folder: Path) -> Planning:
+def planned(config: ExpertsConfig, folder: Path) -> Planning:
     """Measure the domains and make the plans. Raises PierError."""
     sites = [_site(given) for given in config.sites] or registered(folder)
     with Console(stderr=True).status(f"Reading {len(config.domains)} domains…"):
@@ -127,18 +127,18 @@ def task_of(config: ExpertsConfig, texts: Sequence[DomainText]) -> Task:
     wanted, context = config.experts, config.model.context
     small, medium, large = (_size(name, model) for name, model in zip("SML", config.sized()))
     return Task(
-        tuple(
+        domains=tuple(
             _domain(section, text, context, wanted.difficulty.get(section.name))
             for section, text in zip(config.domains, texts)
         ),
-        (small, medium, large),
-        wanted.steps,
-        wanted.batch_size * context,
-        wanted.budget_flops,
-        wanted.horizon_s,
-        wanted.max_epochs,
-        wanted.setup_s,
-        wanted.lineage == "chain",
+        sizes=(small, medium, large),
+        steps=wanted.steps,
+        step_tokens=wanted.batch_size * context,
+        budget=wanted.budget_flops,
+        horizon=wanted.horizon_s,
+        max_epochs=wanted.max_epochs,
+        setup=wanted.setup_s,
+        chain=wanted.lineage == "chain",
     )
 
 
@@ -237,7 +237,7 @@ def start(file: Path, folder: Path, as_json: bool, *, yes: bool, dry_run: bool) 
     """
     client, config = Client.of(folder), load(file)
     check_seed(config, client.home.config)
-    planning = found(config, folder)
+    planning = planned(config, folder)
     plan = accepted(config, planning.task, planning.chosen, planning.sites, planning.digests)
     if not as_json:
         Console().print(view(planning))

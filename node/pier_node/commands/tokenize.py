@@ -16,7 +16,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.units import amount, count, several
 from pier_node.config.run import DataSection, load
 from pier_node.trainer.data.shards import MANIFEST, TokenManifest
-from pier_node.trainer.data.tokenizing import Text, Told, alone, tokenize, whole
+from pier_node.trainer.data.tokenizing import Text, Told, locked, tokenize, whole
 
 TELL = 0.2
 """Seconds between two changes of the progress bar."""
@@ -47,7 +47,7 @@ def tokenize_run(run: Path, out: Path, dataset: str | None, processes: int) -> I
 
 
 def _one(text: Text, folder: Path, processes: int) -> str:
-    with alone(folder, folder / ".lock"):
+    with locked(folder, folder / ".lock"):
         began, manifest = time.monotonic(), whole(folder, text.key())
         if manifest:
             return f"{folder} has all of these tokens: {_amount(manifest)}"

@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Self
 
-from cryptography.hazmat.primitives.asymmetric import ec
 from rich.console import Console
 
 from pier_node.base.errors import PierError
@@ -34,7 +33,7 @@ from pier_node.site.settings import Settings
 from pier_node.trainer import devices
 from pier_node.wire.carrier import HELLO, PROTOCOL
 from pier_node.wire.links import SiteCarrier
-from pier_node.wire.probe import Link
+from pier_node.wire.probe import LinkSpeed
 from pier_node.wire.transport import Transport, make_carrier
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, Site
 
@@ -76,7 +75,7 @@ async def _meet(here: Standpoint) -> Round:
 
 async def _visit(
     here: Standpoint, config: RunConfig, met: dict[str, HelloReply]
-) -> tuple[Finding, list[Finding], list[Link]]:
+) -> tuple[Finding, list[Finding], list[LinkSpeed]]:
     """Visit the sites one after the other, since concurrent visits would distort the measurements.
 
     The first finding is this site's address.
@@ -85,7 +84,7 @@ async def _visit(
         carrier = make_carrier(here.transport, here.identity.node, config.hash(), here.credentials)
         stack.push_async_callback(carrier.stop)
         address, listening = await _listen(here, config, carrier)
-        findings, links = list[Finding](), list[Link]()
+        findings, links = list[Finding](), list[LinkSpeed]()
         for where, hello in met.items():
             seen, link = await visit(carrier, where, hello, address)
             findings += seen
@@ -112,7 +111,7 @@ async def _listen(here: Standpoint, config: RunConfig, carrier: SiteCarrier) -> 
     return choice.address, Finding(THIS_SITE, "address", Verdict.OK, choice.why)
 
 
-def _of_this_machine(here: Standpoint, config: RunConfig, sites: int, links: Sequence[Link]) -> list[Finding]:
+def _of_this_machine(here: Standpoint, config: RunConfig, sites: int, links: Sequence[LinkSpeed]) -> list[Finding]:
     parameters, folder, stages = Layout.of_run(config).length, here.settings.folder, config.pipeline.stages
     if stages > 1:  # a site holds one of them
         parameters = max(stage_layout(config.model, stages, stage).length for stage in range(stages))
@@ -130,13 +129,13 @@ def _of_this_machine(here: Standpoint, config: RunConfig, sites: int, links: Seq
     ]
 
 
-def _slowest(links: Sequence[Link]) -> Line:
+def _slowest(links: Sequence[LinkSpeed]) -> Line:
     slowest = min((min(link.up, link.down) for link in links), default=0.0)
     return Line(slowest, max((link.round_trip for link in links), default=0.0))
 
 
 def _of_replicas(
-    here: Standpoint, config: RunConfig, parameters: int, sites: int, links: Sequence[Link]
+    here: Standpoint, config: RunConfig, parameters: int, sites: int, links: Sequence[LinkSpeed]
 ) -> list[Finding]:
     speed, measured = here.status.get("tokens_per_second") or 0.0, here.status.get("utilisation")
     return [
@@ -174,10 +173,8 @@ class Standpoint:
         enrolment = Enrolment.load(settings.folder)
         token = None if enrolment else find_token(settings)  # an enrolled site came with an invite
         config, (transport, record) = known_config(settings), find_site(settings)
-        # Before its first start a site has no key; one created here is not kept.
-        identity = (
-            Identity.load_or_create(settings.folder) if record else Identity(ec.generate_private_key(ec.SECP256R1()))
-        )
+        # A site that has no key yet gets one for this examination; it is not kept.
+        identity = Identity.load(settings.folder) or Identity.new()
         daemon = find_daemon(settings.folder)
         status = daemon.status() if daemon else last_event(settings.folder)
         addresses = dict.fromkeys(settings.peers, "")
@@ -191,7 +188,17 @@ class Standpoint:
         proof = credentials(identity, token) if token else None
         if enrolment and not settings.insecure:
             proof = enrolment.credentials(identity)
-        here = cls(settings.after(record), None, identity, token, proof, daemon, status, addresses, transport)
+        here = cls(
+            settings=settings.after(record),
+            config=None,
+            identity=identity,
+            token=token,
+            credentials=proof,
+            daemon=daemon,
+            status=status,
+            addresses=addresses,
+            transport=transport,
+        )
         return here.in_run(config) if config else here
 
     def in_run(self, config: RunConfig) -> Self:

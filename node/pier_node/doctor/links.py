@@ -19,7 +19,7 @@ from pier_node.rounds.prediction import Line, exchange_seconds, inner_steps, sha
 from pier_node.site.join import SET_CLOCKS, clock_in_words
 from pier_node.wire.addresses import first_hop
 from pier_node.wire.carrier import GREETING, PROBE, PROTOCOL, Carrier, PeerLost
-from pier_node.wire.probe import ANSWER, Link, asking, measure
+from pier_node.wire.probe import ANSWER, LinkSpeed, asking, measure
 from pier_proto.v1.peer_pb2 import HelloReply, HelloRequest, ProbeRequest, Site
 
 _SIGNS = (
@@ -138,7 +138,7 @@ def missed(name: str, address: str, reason: str) -> Finding:
 
 async def visit(
     carrier: Carrier, address: str, hello: HelloReply, own_address: str
-) -> tuple[list[Finding], Link | None]:
+) -> tuple[list[Finding], LinkSpeed | None]:
     """Check the link to a site that was met, and back. The link is None if it could not be measured.
 
     Args:
@@ -174,12 +174,12 @@ async def _back(carrier: Carrier, name: str, hello: HelloReply, own_address: str
     return Finding(name, "reached by it", verdict, reply.detail, remedy)
 
 
-def _line(name: str, link: Link) -> Finding:
+def _line(name: str, link: LinkSpeed) -> Finding:
     values = {"up_bytes_per_second": link.up, "down_bytes_per_second": link.down}
     return Finding(name, "link", Verdict.OK, f"{rate(link.up)} there, {rate(link.down)} back", values=values)
 
 
-def _clock(name: str, link: Link) -> Finding:
+def _clock(name: str, link: LinkSpeed) -> Finding:
     ahead = link.clock_ahead
     values = {"clock_ahead_seconds": ahead}
     detail = clock_in_words(ahead)

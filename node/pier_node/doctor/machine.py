@@ -39,6 +39,8 @@ MOMENTS_BYTES = 8
 """Bytes per parameter of the moments that a program publishes, which are in files of the data folder."""
 WHOLE_BYTES = 8
 """Bytes per parameter of a pipeline's whole model, given or joined: weights and momentum."""
+FLOAT = 4
+"""Bytes of a value in fp32."""
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 """One of them is there where a GPU's driver runs, NVIDIA's or AMD's."""
 
@@ -171,7 +173,6 @@ def forgets_idle_links() -> bool:
         return False
 
 
-FLOAT = 4
 CODES = "mean as it travels"
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -244,7 +245,7 @@ def memory_finding(config: RunConfig, parameters: int, cpu_workers: int, held: i
         "usual_bytes": usual,
         "most_bytes": most,
         "free_bytes": free,
-        "bytes_a_parameter": FLOAT * copies.most,
+        "bytes_per_parameter": FLOAT * copies.most,
     }
     if free >= most:
         return Finding(THIS_SITE, "memory", Verdict.OK, detail, "", values)

@@ -25,11 +25,12 @@ DUMP_SIGNAL = signal.SIGUSR2
 def enter(path: str, count: int, rank: int) -> Vector:
     """This rank's row of the table at `path`, which has one for each of `count` ranks."""
     row: Vector = attach(path, count * COLUMNS).reshape(count, COLUMNS)[rank]
-    row[:] = os.getpid(), 0, _can_dump()
+    row[:] = os.getpid(), 0, _register_dump()
     return row
 
 
-def _can_dump() -> bool:
+def _register_dump() -> bool:
+    """Have the signal print where the threads are. Returns whether it does."""
     if signal.getsignal(DUMP_SIGNAL) is not signal.SIG_DFL or sys.__stderr__ is None:
         return False
     with contextlib.suppress(OSError, ValueError):  # a stderr without a file

@@ -89,20 +89,30 @@ class Identity:
         return node_id(self.key.public_key())
 
     @classmethod
-    def load_or_create(cls, folder: Path) -> Self:
-        """The identity kept in a data directory; created at the first start. Raises PierError."""
+    def new(cls) -> Self:
+        """An identity that nobody has had before."""
+        return cls(ec.generate_private_key(ec.SECP256R1()))
+
+    @classmethod
+    def load(cls, folder: Path) -> Self | None:
+        """The identity kept in a data directory; None if there is none. Raises PierError."""
         path = folder / _KEY_FILE
         try:
-            if path.exists():
-                return cls(_load_key(path))
+            return cls(_load_key(path)) if path.exists() else None
         except OSError as error:
             raise durable.forbidden(path, error) from error
-        key = ec.generate_private_key(ec.SECP256R1())
+
+    @classmethod
+    def load_or_create(cls, folder: Path) -> Self:
+        """The identity kept in a data directory; created at the first start. Raises PierError."""
+        if kept := cls.load(folder):
+            return kept
+        path, identity = folder / _KEY_FILE, cls.new()
         try:
-            write_private(path, key_pem(key))
+            write_private(path, key_pem(identity.key))
         except OSError as error:
             raise durable.unwritable(f"cannot write {path}", error) from error
-        return cls(key)
+        return identity
 
 
 @dataclass(frozen=True)

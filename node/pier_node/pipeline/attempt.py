@@ -43,14 +43,14 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Worth:
+class AttemptResult:
     """The result of an attempt: the gradient for the step, [parameters of the stage], and the totals."""
 
     gradient: Vector
     total: Total
 
 
-class Attempt(Joint[Worth]):
+class Attempt(Joint[AttemptResult]):
     """This site's part in an attempt.
 
     Args:
@@ -82,7 +82,7 @@ class Attempt(Joint[Worth]):
         self._queue.arrive(task)
         self._news.notify()
 
-    async def _work(self) -> Worth:
+    async def _work(self) -> AttemptResult:
         tools, stage, now = self._tools, self._stage, asyncio.get_running_loop().time
         began = now()
         await tools.compute(lambda: stage.begin(self.plan.visitors(self._node)))
@@ -100,7 +100,7 @@ class Attempt(Joint[Worth]):
         await tools.faults.reach(self.plan.round, "summed")
         losses = [self._losses[microbatch] for microbatch in self._own]
         worked = self._worked(square=square(self._mean), loss=sum(losses))
-        return Worth(self._mean, await self._total(worked))
+        return AttemptResult(self._mean, await self._total(worked))
 
     async def _do(self, task: Task) -> None:
         microbatch, hop = task
@@ -203,7 +203,7 @@ class Attempt(Joint[Worth]):
         self._open()
 
     async def _close(self) -> None:
-        self._activations.closed = True
+        self._activations.close()
         await super()._close()
         await cancel_and_wait(*self._sending)
 

@@ -3,7 +3,7 @@
 Tasks run in the order of the planner's simulator (pipeline/planning/simulator.py): earlier waves first, then earlier
 arrivals, and the site's own new microbatches last. A forward needs a free memory slot, which its backward frees. If
 paths return to an earlier stage, microbatches could wait for each other's slots in a cycle. In that case a new
-microbatch waits until the one at its position in the previous wave is finished.
+microbatch waits until the one at its position in the previous wave is finished. Paths come from planner.py.
 
 A site accepts an activation, or its gradient, if the plan says that it arrives at this site at this hop from this
 sender, and if it arrives once and in the expected form (pipeline/activation_codec.py). Every other tensor is refused
@@ -102,7 +102,11 @@ class Activations:
         self._carrier, self._plan, self._formats = carrier, plan, formats
         self._taking: set[Task] = set()
         self._here: dict[Task, Tensor] = {}
-        self.closed = False
+        self._closed = False
+
+    def close(self) -> None:
+        """Refuse every further tensor: the attempt is over."""
+        self._closed = True
 
     def put(self, task: Task, tensor: Tensor) -> None:
         """Store the input of a task that this site produced itself."""
@@ -139,7 +143,7 @@ class Activations:
             async for chunk in rest:
                 arriving.add(chunk)
             values = await asyncio.to_thread(form.decode, arriving.whole())
-            if self.closed:
+            if self._closed:
                 raise BadMessage("late: that attempt is over")
         except (BadMessage, PeerLost):
             self._taking.discard(task)
@@ -148,7 +152,7 @@ class Activations:
         return task
 
     def _format(self, task: Task) -> TensorFormat:
-        """What comes to the site that computes the loss is the last activation."""
+        """The form of a task's input: an activation up to the loss, a gradient after it."""
         microbatch, hop = task
         forward = hop <= self._plan.length(microbatch)
         return self._formats.activations if forward else self._formats.gradients
@@ -156,7 +160,7 @@ class Activations:
     def _expected(self, sender: str, activation: Activation) -> Task:
         """The task that a tensor is for. Raises BadMessage: it is for no task of this site, or not from this sender."""
         microbatch, hop = activation.microbatch, activation.hop
-        if self.closed:
+        if self._closed:
             raise BadMessage("late: that attempt is over")
         if microbatch >= len(self._plan.ways) or not 0 < hop < len(self._plan.ways[microbatch]):
             raise BadMessage(f"microbatch {microbatch}, hop {hop}: the plan has none")

@@ -25,7 +25,7 @@ from pier_node.outer.mean import Update
 from pier_node.outer.state import OuterState
 from pier_node.outer.times import Spans, Times
 from pier_node.pipeline import vote_state
-from pier_node.pipeline.attempt import Attempt, Worth
+from pier_node.pipeline.attempt import Attempt, AttemptResult
 from pier_node.pipeline.context import Position, Tools
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.joint import Dispatch, Joint, Overflow
@@ -131,7 +131,7 @@ class PipelineTraining(Work):
         self._roster, self._carrier, self.progress, self._device = tools.roster, tools.carrier, progress, device
         self._on_commit, self._on_end, self._orders = on_commit, on_end, orders
         self._stage: Stage | None = None
-        self._attempt: Joint[Worth | Met] | None = None
+        self._attempt: Joint[AttemptResult | Met] | None = None
         self._tried: Plan | None = None
         self._version, self._begun_last, self._overflows = 0, b"", (0, list[str]())
         self._news, stages = Signal(), config.pipeline.stages
@@ -263,7 +263,7 @@ class PipelineTraining(Work):
             return vote_state.not_ready(stages)
         apart = self._position.turn is Turn.APART
         try:
-            worth = await self._attempted(plan, apart)
+            result = await self._attempted(plan, apart)
         except Suspicion as suspicion:
             if self._has_diverged(plan, suspicion):
                 raise PierError(
@@ -274,11 +274,11 @@ class PipelineTraining(Work):
             self._routing.suspect = suspicion.node
             return vote_state.not_ready(stages)
         began = asyncio.get_running_loop().time()
-        self._version = await asyncio.to_thread(self._keep, plan, worth, apart)
+        self._version = await asyncio.to_thread(self._keep, plan, result, apart)
         if self.progress.spans:
             self.progress.spans.step = asyncio.get_running_loop().time() - began
         await self._tools.faults.reach(plan.round, "prepared")
-        return vote_state.ready(plan, worth.total, stages, apart)
+        return vote_state.ready(plan, result.total, stages, apart)
 
     def _has_diverged(self, plan: Plan, suspicion: Suspicion) -> bool:
         """Whether an attempt failed because training diverged: without what others sent, or with what several sent."""
@@ -295,7 +295,7 @@ class PipelineTraining(Work):
         places = any(it.HasField("place") for it in self._roster.pulses().values())
         return places or self._stage_state.stage is not None or any(self._position.voted.versions)
 
-    async def _attempted(self, plan: Plan, apart: bool) -> Worth | Met:
+    async def _attempted(self, plan: Plan, apart: bool) -> AttemptResult | Met:
         attempt = self._attempt = self._begun(plan, await self._built(), apart)
         self._begun_last, self._tried = plan.name, plan
         if dropped := self._dispatch.dropped(plan):
@@ -308,7 +308,7 @@ class PipelineTraining(Work):
         finally:
             self._attempt = None
 
-    def _begun(self, plan: Plan, stage: Stage, apart: bool) -> Joint[Worth | Met]:
+    def _begun(self, plan: Plan, stage: Stage, apart: bool) -> Joint[AttemptResult | Met]:
         if not plan.message.meet:
             return Attempt(self._tools, plan, stage, apart)
         step, base = step_of(self._config.outer, plan.message.step / self._config.inner.total_steps), self._stage_state
@@ -341,17 +341,17 @@ class PipelineTraining(Work):
             weights = torch.from_numpy(self._stage_state.working.anchor)
             await self._tools.compute(lambda: stage.load(weights))
 
-    def _keep(self, plan: Plan, worth: Worth | Met, apart: bool) -> int:
+    def _keep(self, plan: Plan, result: AttemptResult | Met, apart: bool) -> int:
         """Store the step that this site would take, before it votes ready. Returns its version. Blocks."""
         stage_state, mine, step = self._stage_state, plan.weights[self._carrier.node], plan.message.step
-        version = vote_state.version(plan.round, vote_state.tag_of(vote_state.name_of(plan, worth.total)))
-        if isinstance(worth, Met):
-            if worth.tensors:
-                stage_state.meet(worth.tensors, version, worth.error)
+        version = vote_state.version(plan.round, vote_state.tag_of(vote_state.name_of(plan, result.total)))
+        if isinstance(result, Met):
+            if result.tensors:
+                stage_state.meet(result.tensors, version, result.error)
         elif apart and mine:
-            stage_state.step_apart(worth.gradient, worth.total, step, version, mine)
+            stage_state.step_apart(result.gradient, result.total, step, version, mine)
         elif not apart and stage_state.stage in plan.visited:
-            stage_state.stepped(worth.gradient, worth.total, step, version)
+            stage_state.stepped(result.gradient, result.total, step, version)
         return version
 
     async def _settle(self) -> None:

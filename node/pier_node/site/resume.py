@@ -170,10 +170,14 @@ async def from_pairs(config: RunConfig, length: int, carrier: Carrier, standing:
 
 def _nothing_to_take(standing: Standing, first: int) -> str:
     if standing.peers():
-        return f"one site makes the run's start alone; this one joins at round {first + 1}"
+        return _waits_for_start(first)
     if any(pulse.digest for pulse in standing.roster.pulses().values()):
         return "the sites here have not met the run's founder, nor a site that has: waiting for one of those"
     return "no site that has a state is here yet"
+
+
+def _waits_for_start(first: int) -> str:
+    return f"one site makes the run's start alone; this one joins at round {first + 1}"
 
 
 def _first_to_join(config: RunConfig) -> int:
@@ -198,6 +202,6 @@ async def first_state(carrier: Carrier, roster: Roster, wanted: Callable[[], Wan
             except PeerLost as lost:
                 log.warning("cannot fetch the run's state yet: %s", lost.reason)
         elif peers and not told:
-            log.info("one site makes the run's start alone; this one joins at round %d", first + 1)
+            log.info("%s", _waits_for_start(first))
             told = True
         await roster.changed.wait(1.0)

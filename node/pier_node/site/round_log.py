@@ -21,7 +21,7 @@ from pier_node.rounds.prediction import Line, exchange_bytes, exchange_seconds, 
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
 from pier_node.wire.carrier import Carrier, PeerLost
-from pier_node.wire.probe import SIZES, Link, asking, measure
+from pier_node.wire.probe import SIZES, LinkSpeed, asking, measure
 from pier_proto.v1.peer_pb2 import Pulse
 
 RECENT = 20
@@ -55,7 +55,7 @@ async def tell_start(config: RunConfig, trainer: Program, progress: Progress, ro
     log.info("%s", prediction(config, progress.tokens_per_second, peer, link))
 
 
-def prediction(config: RunConfig, speed: float, peer: str, link: Link) -> str:
+def prediction(config: RunConfig, speed: float, peer: str, link: LinkSpeed) -> str:
     """A link in words, and what follows for the run if no other is slower.
 
     Args:

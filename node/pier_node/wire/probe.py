@@ -161,7 +161,7 @@ Ask = Callable[[ProbeRequest], Awaitable[ProbeReply]]
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkSpeed:
     """The link to a peer.
 
     Attributes:
@@ -182,13 +182,13 @@ def asking(carrier: Carrier, node: str) -> Ask:
     return lambda request: carrier.call(node, PROBE, request, ANSWER)
 
 
-async def measure(ask: Ask, clock: Callable[[], float] = time.time, sizes: Sequence[int] = SIZES) -> Link:
+async def measure(ask: Ask, clock: Callable[[], float] = time.time, sizes: Sequence[int] = SIZES) -> LinkSpeed:
     """Measure a link. Takes a few seconds and at most twice the sum of `sizes` in bytes. Raises PeerLost."""
     round_trip, clock_ahead = min([await _ping(ask, clock) for _ in range(PINGS)])
     noise = os.urandom(CHUNK_BYTES)
     up = await _rate(ask, round_trip, sizes, lambda size: ProbeRequest(padding=noise[:size]))
     down = await _rate(ask, round_trip, sizes, lambda size: ProbeRequest(reply_size=size))
-    return Link(round_trip, clock_ahead, up, down)
+    return LinkSpeed(round_trip, clock_ahead, up, down)
 
 
 async def _ping(ask: Ask, clock: Callable[[], float]) -> tuple[float, float]:

@@ -55,7 +55,7 @@ class Metrics:
         in_work = Gauge("pier_serve_requests_in_work", "requests that are being answered", registry=self.registry)
         in_work.set_function(lambda: asking.in_work)
         lost = Gauge("pier_serve_models_lost", "models that cannot be asked any more", registry=self.registry)
-        lost.set_function(lambda: len(asking.pool.lost - asking.pool.unplugged))
+        lost.set_function(lambda: len(asking.pool.missing))
 
     def _seconds(self, name: str, text: str) -> Histogram:
         return Histogram(name, text, buckets=SECONDS, registry=self.registry)
@@ -134,7 +134,7 @@ async def _index(_request: web.Request) -> web.StreamResponse:
     return web.FileResponse(STATIC / "index.html")
 
 
-async def _json(request: web.Request) -> bytes:
+async def _body(request: web.Request) -> bytes:
     """The body of a request that may be answered. Raises Refusal."""
     if is_from_elsewhere(request):
         raise Refusal(403, "this request comes from another page")
@@ -179,8 +179,8 @@ class _Service:
 
     async def healthz(self, _request: web.Request) -> web.Response:
         """Healthy as long as an expert can be asked."""
-        alive, lost = self._asking.pool.alive, self._asking.pool.lost - self._asking.pool.unplugged
-        body = {"ok": bool(alive), "experts": len(alive) + len(lost), "lost": len(lost)}
+        alive, missing = self._asking.pool.alive, self._asking.pool.missing
+        body = {"ok": bool(alive), "experts": len(alive) + len(missing), "lost": len(missing)}
         return web.json_response(body, status=200 if alive else 503)
 
     async def metrics(self, _request: web.Request) -> web.Response:
@@ -195,7 +195,7 @@ class _Service:
 
     async def answer(self, kind: type[Request], made: type[CompletionForm], request: web.Request) -> web.StreamResponse:
         """Continue prompts, or answer the last message of a chat."""
-        wanted = parse(await _json(request), kind)
+        wanted = parse(await _body(request), kind)
         form = made(wanted.model or self._asking.name, wanted.best is not None)
         if wanted.stream:
             return await self._stream(request, wanted, form)
@@ -245,6 +245,9 @@ class _Service:
 
 class CompletionForm:
     """An answer to a completion as JSON, complete or in parts, which share this.
+
+    Answers come one after the other, each in its order: `_choice` notes which answer it is at and, with `_logs`, how
+    many characters of its text it has passed.
 
     Args:
         model: name of the model.

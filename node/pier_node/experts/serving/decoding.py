@@ -64,6 +64,11 @@ class Pool:
         """The experts that can be asked."""
         return [index for index in range(len(self.experts)) if index not in self.lost | self.unplugged]
 
+    @property
+    def missing(self) -> set[int]:
+        """The experts that should be asked and cannot."""
+        return self.lost - self.unplugged
+
     def check_room(self, most: int, plugged: Expert | None = None, place: int | None = None) -> None:
         """Raise PierError unless any `most` experts that can be asked fit together (0: all).
 

@@ -291,7 +291,7 @@ def cached(text: Text, cache: Path, told: Told, tokenizes: bool = True) -> tuple
         time.sleep(LOOK)
         manifest = whole(folder, key)
     if manifest is None:
-        with alone(cache, cache.with_name(f"{cache.name}.lock")):
+        with locked(cache, cache.with_name(f"{cache.name}.lock")):
             for left in cache.glob("building-*"):  # by an older version of Pier that was killed
                 shutil.rmtree(left)
             _adopt(text, folder)
@@ -308,7 +308,7 @@ def cached(text: Text, cache: Path, told: Told, tokenizes: bool = True) -> tuple
 
 
 @contextmanager
-def alone(folder: Path, lock: Path) -> Iterator[None]:
+def locked(folder: Path, lock: Path) -> Iterator[None]:
     """Make a folder, and lock it for one process that writes tokens there; others wait. Raises PierError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
