@@ -247,7 +247,7 @@ class CompletionForm:
     """An answer to a completion as JSON, complete or in parts, which share this.
 
     Answers come one after the other, each in its order: `_choice` notes which answer it is at and, with `_logs`, how
-    many characters of its text it has passed.
+    many characters of its text it has passed. So what depends on the answer before is looked up before that call.
 
     Args:
         model: name of the model.
