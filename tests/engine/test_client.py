@@ -273,6 +273,46 @@ def test_a_process_that_the_program_forks_does_not_end_its_place(scene: Scene) -
     assert scene.done().steps == 2
 
 
+def test_steps_that_with_counts_are_not_counted_again(scene: Scene) -> None:
+    with pytest.raises(PierError, match="count each of them twice"), scene.joined(scene.train(5)) as site:
+        scene.step(site)
+    assert site.step_index == 1
+
+
+def test_a_site_that_is_closed_takes_no_more_steps_and_says_so(scene: Scene) -> None:
+    site = scene.joined(scene.train(1_000))
+    site.close()
+    with pytest.raises(PierError, match="it was closed"):
+        scene.step(site)
+
+
+def test_a_site_that_is_closed_early_keeps_its_optimizer(scene: Scene, tmp_path: Path) -> None:
+    site = scene.joined(scene.train(1_000))
+    scene.step(site)
+    site.close()
+    kept = torch.load(tmp_path / "optimizer-0-of-1.pt", weights_only=True)
+    assert kept["state"]["state"][0]["step"] == 1
+
+
+def test_a_loop_that_an_interrupt_ends_within_a_round_cannot_go_on(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a notebook, where the cell is then run again: its weights may be half those of the round before."""
+    site = scene.joined(scene.train(2))
+    scene.step(site)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Link, "receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            scene.step(site)
+    scene.say(scene.train(2, first=2))
+    with pytest.raises(PierError, match="interrupted while it exchanged"):
+        scene.step(site)
+
+
 def test_the_state_is_that_at_the_beginning_of_the_round(scene: Scene) -> None:
     first = Train(1, 20, 4, scene.anchor.path, forget=False, round=2, sites=3, losses={"lab-b": 2.5})
     site = scene.joined(first)

@@ -259,9 +259,9 @@ class Site:
         self._training, self._link, self._ranks = training, link, link.ranks
         self._step_tokens, self._optimizer, self._left = step_tokens, optimizer, left
         self._steps, self._logged, self._hooks = _Steps(), messages.Waiting(), list[Any]()
-        self.finished = self._closed = False
+        self.finished = self._closed = self._between = False
         self._process = os.getpid()
-        atexit.register(self.close)  # a program that ends without it must not leave its daemon waiting
+        atexit.register(self._leave)  # a program that ends without it must not leave its daemon waiting
         place = link.receive()
         if not isinstance(place, messages.Attached):
             raise PierError("Pier's daemon could not enter the run", "What it printed says why.")
@@ -301,8 +301,21 @@ class Site:
 
         Raises:
             StopTraining: the run is over, or this site leaves it.
-            PierError: the daemon has ended, or does not want this program any more.
+            PierError: the daemon has ended, or does not want this program any more; or `with` counts the steps.
         """
+        if self._hooks:
+            raise PierError(
+                "`with pier.join(...)` counts the optimizer's steps, and site.step would count each of them twice",
+                "Leave out either of them. In the `with` form, site.log takes what people are to see.",
+            )
+        self._count(tokens, loss, gradient_norm)
+
+    def _count(
+        self,
+        tokens: SupportsFloat | None = None,
+        loss: float | Tensor | None = None,
+        gradient_norm: float | Tensor | None = None,
+    ) -> None:
         self._check_over()
         steps, now = self._steps, time.monotonic()
         steps.done += 1
@@ -341,12 +354,19 @@ class Site:
         return [data[index] for index in range(self.slot, len(data), self.slots)]
 
     def close(self) -> None:
-        """Leave the run; a daemon that this program started ends politely."""
+        """Keep the optimizer's state, and leave the run; a daemon that this program started ends politely."""
+        try:
+            if not (self._over or self._closed) and self._process == os.getpid():
+                self._training.keep()
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
         if self._closed or self._process != os.getpid():  # a fork ends with a copy of this, and must end only itself
             return
         self._closed = True
-        for hook in self._hooks:
-            hook.remove()
+        while self._hooks:
+            self._hooks.pop().remove()
         with contextlib.suppress(PierError):  # the daemon has gone first
             self._tell_logged()
         self._link.close()
@@ -357,21 +377,23 @@ class Site:
             raise PierError("`with pier.join(...)` counts the optimizer's steps", "Give pier.join the optimizer too.")
         # Before the step too: one more would change the model of a run that is over.
         self._hooks.append(self._optimizer.register_step_pre_hook(lambda *_: self._check_over()))
-        self._hooks.append(self._optimizer.register_step_post_hook(lambda *_: self.step()))
+        self._hooks.append(self._optimizer.register_step_post_hook(lambda *_: self._count()))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if kind is None:
-            self._training.keep()
-        self.close()
+            self.close()
+        else:  # an optimizer that was interrupted in its step is not worth keeping
+            self._leave()
         return kind is StopTraining
 
     # --- a round -------------------------------------------------------------------------------
 
     def _exchange(self) -> None:
         steps, job, training = self._steps, self._job, self._training
+        self._between = True
         self._link.send(messages.Publishing(job.id))
         training.publish(job)
         tokens, losses, finite = self._ranks.sums(steps.tokens, *steps.losses)
@@ -387,6 +409,7 @@ class Site:
             )
         )
         self._next()
+        self._between = False
 
     def _tell_progress(self, now: float) -> None:
         steps = self._steps
@@ -441,3 +464,8 @@ class Site:
     def _check_over(self) -> None:
         if self._over:
             raise StopTraining(self._over)
+        again = "Close this site, and call pier.join again: it continues from the last committed round."
+        if self._closed:
+            raise PierError("this site has left the run: it was closed", again)
+        if self._between:  # Ctrl+C in a notebook, whose loop is then started again
+            raise PierError("this site was interrupted while it exchanged weights, so it has none to go on with", again)
