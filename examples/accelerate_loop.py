@@ -24,7 +24,7 @@ def main() -> None:
     plain = nn.Sequential(nn.Embedding(256, 64), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 256))
     loader = DataLoader(list(rows()), batch_size=BATCH, shuffle=True)
     model, optimizer, loader = accelerator.prepare(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3), loader)
-    with pier.join(model, optimizer.optimizer, step_tokens=BATCH * CONTEXT, **membership(given)) as site:
+    with pier.join(model, optimizer, step_tokens=BATCH * CONTEXT, **membership(given)) as site:
         while True:
             for batch in loader:
                 loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -103,6 +105,26 @@ class Scene:
         with socket.socket(fileno=os.dup2(own.fileno(), number)) as self._theirs:
             yield
         self._theirs = own
+
+    @contextmanager
+    def listening(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """Meanwhile pier.join finds the daemon, which has a round of inner steps for it."""
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path := str(self._folder / "socket"))
+            server.listen()
+            monkeypatch.setenv(ENGINE_VARIABLE, path)
+            monkeypatch.setattr("pier_node.engine.join.end_with", lambda _: None)
+            thread = Thread(target=self._accept, args=(server,))
+            thread.start()
+            yield
+            thread.join()
+
+    def _accept(self, server: socket.socket) -> None:
+        with server.accept()[0] as stream:
+            place = Attached(self.outbox.path, self.table.path, 0, 1, 100, str(self._folder), 0, publish=True)
+            stream.sendall(encode(place) + encode(self.train(50)))
+            while stream.recv(1 << 16):
+                pass
 
     def end(self) -> None:
         self._lines.close()
@@ -407,7 +429,49 @@ def test_a_daemon_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch,
         join(nn.Linear(2, 1), step_tokens=8)
 
 
-def test_a_step_has_tokens() -> None:
-    """A site whose steps have none would never bring what it has learned."""
-    with pytest.raises(PierError, match="step_tokens = 0"):
-        join(nn.Linear(2, 1), step_tokens=0, folder="/nowhere")
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"step_tokens": 0}, "step_tokens = 0"),  # a site whose steps have none would never bring what it has learnt
+    ({"step_tokens": 8.5}, "step_tokens = 8.5"),
+    ({"config": "/nowhere/run.toml"}, "/nowhere/run.toml: No such file"),
+    ({"config": {"run": {"name": Path("a")}}}, "Path is not JSON serializable"),
+    ({"optimizer": [torch.optim.SGD([torch.zeros(1)])]}, "one torch.optim.Optimizer, and not a list"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "words"), WRONG)
+def test_what_cannot_be_right_is_refused_before_a_daemon_is_started(
+    wrong: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*_: object) -> None:
+        pytest.fail("a daemon is started")
+
+    monkeypatch.setattr("pier_node.engine.join.Daemon", started)
+    with pytest.raises(PierError, match=words):
+        join(nn.Linear(2, 1), **{"step_tokens": 8, "folder": "/nowhere", **wrong})
+
+
+def test_what_accelerate_makes_of_an_optimizer_is_the_optimizer(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps could not be counted, and its state would count as that of any other kind."""
+    prepared = pytest.importorskip("accelerate").Accelerator(cpu=True).prepare(scene.optimizer)
+    with scene.listening(monkeypatch), join(scene.model, prepared, step_tokens=np.int64(8)) as site:
+        prepared.step()
+        assert site.step_index == 1
+
+
+def test_ctrl_c_while_a_daemon_starts_ends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (python := tmp_path / "python").write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 1000\n")
+    python.chmod(0o755)
+
+    interrupts = [KeyboardInterrupt()]
+
+    def interrupted(_: float) -> None:
+        if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() and interrupts:
+            raise interrupts.pop()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.executable", str(python))
+        patch.setattr(time, "sleep", interrupted)
+        patch.setattr("pier_node.engine.join.END_SECONDS", 0.01)
+        with pytest.raises(KeyboardInterrupt):
+            join(nn.Linear(2, 1), step_tokens=8, folder=tmp_path / "data")
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import operator
 import os
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import nn
@@ -34,7 +35,9 @@ from pier_node.engine.training_process import ENGINE_VARIABLE
 JOIN_VARIABLE = "PIER_JOIN"
 """Environment variable that settles which site of a simulation a process is (pier/simulation.py), as JSON."""
 END_SECONDS = 5.0
-"""What a program gets to end by itself when the daemon that started it has died."""
+"""What a program gets to end by itself when the daemon that started it has died, and the other way round."""
+WRAPPERS = ("accelerate", "lightning", "pytorch_lightning")
+"""Packages that wrap an optimizer, and keep it in `optimizer`."""
 LEAVE_SECONDS = 60.0
 """What a daemon gets to leave its run politely after its program has."""
 KEPT_SECONDS = 300.0
@@ -75,6 +78,13 @@ class Daemon:
             self._process.kill()
             self._process.wait()
         self._folder.remove()
+
+    def give_up(self) -> None:
+        """End it, because the run cannot be joined; if it is the one who says so, it ends by itself."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_SECONDS)
+        self._process.terminate()
+        self.wait(finished=False)
 
 
 class OwnState:
@@ -209,8 +219,7 @@ def join(
     Raises:
         PierError: the run cannot be joined; it says what is wrong and what to do.
     """
-    if step_tokens < 1:
-        raise PierError(f"step_tokens = {step_tokens}: a step has tokens", "Give the most that a step has here.")
+    step_tokens, optimizer = _whole(step_tokens), _plain(optimizer)
     ranks = Ranks()
     vectors = Vectors(model, ranks.own)
     if JOIN_VARIABLE in os.environ:
@@ -218,28 +227,48 @@ def join(
         config = None if "peers" in simulated else _with_sites(config, simulated["sites"])
         peers, token, token_file = simulated.get("peers", ()), None, simulated.get("token_file")
         folder, options = simulated["folder"], {"listen": simulated["listen"], "name": Path(simulated["folder"]).name}
-    words = ["--data", str(folder), *_words(peers, token_file, options)]
+    words, tables = ["--data", str(folder), *_words(peers, token_file, options)], _as_json(config)
     daemon, stream = _connected(words, token) if ranks.own == 0 else (None, None)
-    own = OwnState(vectors, optimizer, link := Link(stream, ranks), evaluate)
-    tables = "" if config is None else json.dumps(_read(config))
-    tensors, version = list(vectors.tensors), messages.VERSION
-    link.send(messages.Attach(version, tensors, step_tokens, tables, ranks.count, float(patience), [*own.can]))
-    with _given_up(link, daemon):
+    link = Link(stream, ranks)
+    with _given_up(daemon, link):
+        own = OwnState(vectors, optimizer, link, evaluate)
+        tensors, version = list(vectors.tensors), messages.VERSION
+        link.send(messages.Attach(version, tensors, step_tokens, tables, ranks.count, float(patience), [*own.can]))
         site = Site(own, link, step_tokens, optimizer, daemon.wait if daemon else lambda _: None)
     if ENGINE_VARIABLE in os.environ and ranks.here:
         end_with(site.daemon)
     return site
 
 
+def _whole(step_tokens: Any) -> int:
+    """`step_tokens` as Python's own number, whatever counted them."""
+    if isinstance(step_tokens, SupportsIndex) and (tokens := operator.index(step_tokens)) > 0:
+        return tokens
+    raise PierError(f"step_tokens = {step_tokens!r}: a step has tokens", "Give the most that a step has here: an int.")
+
+
+def _plain(optimizer: Any) -> Optimizer | None:
+    """The optimizer itself, inside what Accelerate or Lightning wrap it in."""
+    while type(optimizer).__module__.partition(".")[0] in WRAPPERS:
+        optimizer = optimizer.optimizer
+    if optimizer is None or isinstance(optimizer, Optimizer):
+        return optimizer
+    raise PierError(
+        f"pier.join takes one torch.optim.Optimizer, and not a {type(optimizer).__name__}",
+        "Of several give the one whose steps are inner steps: the state of the others is not kept.",
+    )
+
+
 @contextlib.contextmanager
-def _given_up(link: Link, daemon: Daemon | None) -> Iterator[None]:
+def _given_up(daemon: Daemon | None, link: Link | None = None) -> Iterator[None]:
     """End the daemon that was started for this program, if the run cannot be joined."""
     try:
         yield
     except BaseException:
-        link.close()
+        if link is not None:
+            link.close()
         if daemon is not None:
-            daemon.wait(finished=False)
+            daemon.give_up()
         raise
 
 
@@ -247,7 +276,8 @@ def _connected(words: Sequence[str], token: str | None) -> tuple[Daemon | None, 
     """The daemon that this program starts with these options, unless one has started it; and the connection to it."""
     if ENGINE_VARIABLE not in os.environ:
         daemon = Daemon(words, {"PIER_TOKEN": token} if token else {})
-        return daemon, daemon.connect()
+        with _given_up(daemon):
+            return daemon, daemon.connect()
     stream = socket.socket(socket.AF_UNIX)
     try:
         stream.connect(os.environ[ENGINE_VARIABLE])
@@ -276,6 +306,15 @@ def end_with(daemon: int) -> None:
 
 def _read(config: Mapping[str, Any] | str | Path) -> dict[str, Any]:
     return dict(config) if isinstance(config, Mapping) else read_toml(Path(config), "pier-node init")
+
+
+def _as_json(config: Mapping[str, Any] | str | Path | None) -> str:
+    try:
+        return "" if config is None else json.dumps(_read(config))
+    except TypeError as error:
+        raise PierError(
+            f"config: {error}", "Give what a run.toml can hold: strings, numbers, truth values, lists and tables."
+        ) from error
 
 
 def _with_sites(config: Mapping[str, Any] | str | Path | None, sites: int) -> dict[str, Any]:
