@@ -186,7 +186,7 @@ def join(
     model: nn.Module,
     optimizer: Optimizer | None = None,
     *,
-    step_tokens: int,
+    step_tokens: SupportsIndex,
     config: Mapping[str, Any] | str | Path | None = None,
     peers: str | Sequence[str] = (),
     token: str | None = None,
@@ -219,7 +219,7 @@ def join(
     Raises:
         PierError: the run cannot be joined; it says what is wrong and what to do.
     """
-    step_tokens, optimizer = _whole(step_tokens), _plain(optimizer)
+    whole_tokens, optimizer = _whole(step_tokens), _plain(optimizer)
     ranks = Ranks()
     vectors = Vectors(model, ranks.own)
     if JOIN_VARIABLE in os.environ:
@@ -233,14 +233,14 @@ def join(
     with _given_up(daemon, link):
         own = OwnState(vectors, optimizer, link, evaluate)
         tensors, version = list(vectors.tensors), messages.VERSION
-        link.send(messages.Attach(version, tensors, step_tokens, tables, ranks.count, float(patience), [*own.can]))
-        site = Site(own, link, step_tokens, optimizer, daemon.wait if daemon else lambda _: None)
+        link.send(messages.Attach(version, tensors, whole_tokens, tables, ranks.count, float(patience), [*own.can]))
+        site = Site(own, link, whole_tokens, optimizer, daemon.wait if daemon else lambda _: None)
     if ENGINE_VARIABLE in os.environ and ranks.here:
         end_with(site.daemon)
     return site
 
 
-def _whole(step_tokens: Any) -> int:
+def _whole(step_tokens: SupportsIndex) -> int:
     """`step_tokens` as Python's own number, whatever counted them."""
     if isinstance(step_tokens, SupportsIndex) and (tokens := operator.index(step_tokens)) > 0:
         return tokens
