@@ -16,7 +16,7 @@ def load(model: nn.Module, folder: str | Path = "pier-data") -> int:
     """Put the newest committed weights in a site's folder into a model; returns their round.
 
     Args:
-        model: as the run trains it; of parameters that require no gradient it keeps its own.
+        model: as the run trains it; of buffers, and of parameters that require no gradient, it keeps its own.
         folder: of a site of a run of programs, whether or not its daemon runs.
 
     Raises:

@@ -265,6 +265,13 @@ def test_in_a_short_round_ranks_look_eight_times(scene: Scene, monkeypatch: pyte
     assert looks == [1, 11, 21, 31, 41, 51, 61, 71]
 
 
+def test_weights_that_no_site_would_get_end_the_round_with_an_error(scene: Scene) -> None:
+    site = scene.joined(scene.train(1))
+    scene.model.weight = nn.Parameter(torch.zeros(1, 2))
+    with pytest.raises(PierError, match="another parameter weight than at"):
+        scene.step(site)
+
+
 def test_an_optimizer_that_is_to_forget_begins_without_a_state(scene: Scene) -> None:
     site = scene.joined(scene.train(2))
     scene.steps(site, [None, None], then=scene.train(2, first=2, forget=True))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import ShardingStrategy
 
 from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector
@@ -35,6 +36,40 @@ def test_wrappers_do_not_change_names() -> None:
     compiled = torch.compile(plain)
     assert isinstance(compiled, nn.Module)
     assert trained(compiled).keys() == trained(plain).keys() == {"0.weight", "0.bias"}
+
+
+def test_data_parallel_within_other_wrappers_does_not_change_names() -> None:
+    """PyTorch recommends to compile what DistributedDataParallel has wrapped, and not the other way round."""
+    plain = nn.Sequential(nn.Linear(2, 2))
+    compiled = torch.compile(nn.DataParallel(plain))
+    assert isinstance(compiled, nn.Module)
+    assert trained(compiled).keys() == {"0.weight", "0.bias"}
+    assert trained(nn.ModuleDict({"g": nn.DataParallel(plain)})).keys() == {"g.0.weight", "g.0.bias"}
+
+
+class FullyShardedDataParallel(nn.Sequential):
+    """What can be seen of PyTorch's own with several ranks."""
+
+    sharding_strategy = ShardingStrategy.FULL_SHARD
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.waves = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (Complex(), "waves of the model is complex"),
+        (nn.Sequential(nn.LazyLinear(2)), "0.weight of the model has no shape yet"),
+        (FullyShardedDataParallel(nn.Linear(2, 2)), "sharded by FullyShardedDataParallel"),
+    ],
+)
+def test_what_would_be_shared_in_part_is_refused(model: nn.Module, words: str) -> None:
+    with pytest.raises(PierError, match=words):
+        trained(model)
 
 
 def test_names_that_look_like_wrappers_are_names() -> None:
@@ -82,3 +117,18 @@ def test_of_equal_replicas_the_first_rank_writes() -> None:
     shared = SharedVector(16)
     Vectors(Tied(), rank=1).store(shared.path)
     assert not shared.array.any()
+
+
+def test_a_model_that_trains_other_parameters_than_at_first_is_refused() -> None:
+    model = Tied()
+    vectors = Vectors(model, rank=0)
+    model.load_state_dict(Tied().state_dict())
+    model.scale.requires_grad_(False)
+    model.double()
+    vectors.check()
+    model.frozen.requires_grad_(True)
+    with pytest.raises(PierError, match=r"trains frozen\.weight, which it did not"):
+        vectors.check()
+    model.load_state_dict(Tied().state_dict(), assign=True)
+    with pytest.raises(PierError, match="another parameter scale than at"):
+        vectors.check()

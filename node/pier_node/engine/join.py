@@ -136,6 +136,7 @@ class OwnState:
 
     def publish(self, job: messages.Train) -> None:  # noqa: ARG002
         """Publish the weights."""
+        self._vectors.check()
         self._weights.store(self._outbox)
 
     def answer(self, request: messages.Evaluate | messages.Rate) -> None:

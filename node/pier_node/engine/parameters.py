@@ -8,13 +8,15 @@ slice: nothing is gathered.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import UninitializedParameter
 
 from pier_node.base.errors import PierError
 from pier_node.base.shared import Vector, attach
@@ -34,21 +36,48 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that a run shares, by their names without wrappers; tied ones count once.
 
     Raises:
-        PierError: no parameter requires a gradient, or two have one name.
+        PierError: no parameter requires a gradient, two have one name, or one has nothing that a run can share.
     """
-    while isinstance(model, DistributedDataParallel | DataParallel):
-        model = model.module
+    replicated = _replicated(model)
     found: dict[str, nn.Parameter] = {}
     for full, parameter in model.named_parameters():
-        name = ".".join(part for part in full.split(".") if part not in WRAPPERS)
         if not parameter.requires_grad:
             continue
+        name = _bare(full, replicated)
         if name in found:
             raise PierError(f"two parameters of the model are called {name}", "Rename the module of one of them.")
+        if isinstance(parameter, UninitializedParameter):
+            raise PierError(f"parameter {name} of the model has no shape yet", "Call the model once before pier.join.")
+        if parameter.is_complex():
+            raise PierError(
+                f"parameter {name} of the model is complex, and weights travel as fp32",
+                "Make a real parameter of it (torch.view_as_real), and the complex one in `forward`.",
+            )
         found[name] = parameter
     if not found:
         raise PierError("the model has no parameter that requires a gradient", "There is nothing to share with sites.")
     return found
+
+
+def _replicated(model: nn.Module) -> set[str]:
+    """The names that DistributedDataParallel and the like give to what they wrap. Raises PierError."""
+    names = set[str]()
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel | DataParallel):
+            names.add(f"{name}.module".lstrip("."))
+        if type(module).__name__ == "FullyShardedDataParallel" and module.sharding_strategy.name != "NO_SHARD":
+            raise PierError(
+                "the model is sharded by FullyShardedDataParallel, whose shards do not say what they are of",
+                "Shard it by torch.distributed.fsdp.fully_shard (FSDP2).",
+            )
+    return names
+
+
+def _bare(full: str, replicated: Collection[str]) -> str:
+    """A parameter's name without what wrappers put into it."""
+    parts = full.split(".")
+    paths = accumulate(parts, lambda path, part: f"{path}.{part}")
+    return ".".join(part for part, path in zip(parts, paths) if part not in WRAPPERS and path not in replicated)
 
 
 def describe(model: nn.Module, step_tokens: int) -> str:
@@ -93,7 +122,7 @@ class Vectors:
     """
 
     def __init__(self, model: nn.Module, rank: int) -> None:
-        self._parameters = trained(model)
+        self._model, self._parameters = model, trained(model)
         shapes = [(name, tuple(parameter.shape)) for name, parameter in self._parameters.items()]
         self.tensors, self._layout = described(shapes), Layout.laid(shapes)
         self.parts = [_part(name, parameter.data, rank) for name, parameter in self._parameters.items()]
@@ -107,6 +136,28 @@ class Vectors:
     def device(self) -> torch.device:
         """Where this rank has its part."""
         return next(iter(self._parameters.values())).device
+
+    def check(self) -> None:
+        """See that the model still has these parameters, and trains no others. Raises PierError.
+
+        Of a model that FSDP2 shards this cannot be seen: while it computes, it has other parameters.
+        """
+        if any(map(is_sharded, self._parameters.values())):
+            return
+        own = {id(parameter) for parameter in self._parameters.values()}
+        here = dict(self._model.named_parameters())
+        kept = {id(parameter) for parameter in here.values()}
+        for name, parameter in self._parameters.items():
+            if id(parameter) not in kept:
+                raise PierError(
+                    f"the model has another parameter {name} than at pier.join, which no other site gets",
+                    "Load, wrap and convert the model before pier.join; later change its weights only in place.",
+                )
+        if new := [name for name, parameter in here.items() if parameter.requires_grad and id(parameter) not in own]:
+            raise PierError(
+                f"the model trains {new[0]}, which it did not at pier.join, so no other site gets it",
+                "Freeze after pier.join what is to be trained later; or give pier.join only the part that sites share.",
+            )
 
     def load(self, path: str) -> None:
         """Take this rank's part of the weights from a shared vector."""
