@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pickle
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,7 +33,14 @@ class _Site:
     log: Path
 
     def failed(self) -> PierError:
-        return PierError(f"a site failed with exit code {self.process.exitcode}", f"{self.log} says why.")
+        problem = f"a site failed with exit code {self.process.exitcode}"
+        if self.log.exists():
+            return PierError(problem, f"{self.log} says why.")
+        return PierError(
+            f"{problem} before it called the function",
+            "What it printed says why. The function has to be at the top level of a module that can be imported; in a "
+            'script, what calls pier.simulate has to be below `if __name__ == "__main__":`.',
+        )
 
 
 def simulate(
@@ -44,7 +52,8 @@ def simulate(
     `simulate` settles where the sites are, who their peers are and which token they use.
 
     Args:
-        train: a function at the top level of a module, which calls pier.join; from a notebook, import it from a file.
+        train: a function at the top level of a module, which calls pier.join; from a notebook, import it from a file. A
+            script calls `simulate` below `if __name__ == "__main__":`, because each site imports it.
         sites: how many.
         folder: takes the sites' folders and logs; None: a new one among the system's temporary files.
 
@@ -84,7 +93,7 @@ def _run(train: Callable[..., Any], arguments: tuple[Any, ...], options: str, lo
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ[JOIN_VARIABLE] = options
-    result.send(train(*arguments))
+    result.send_bytes(pickle.dumps(train(*arguments)))  # `send` leaves tensors with this process, which ends
 
 
 def _results(running: list[_Site]) -> list[Any]:
@@ -95,7 +104,7 @@ def _results(running: list[_Site]) -> list[Any]:
             assert isinstance(ready, Connection)
             number = waiting[ready]
             try:
-                results[number] = ready.recv()
+                results[number] = pickle.loads(ready.recv_bytes())
             except EOFError:
                 running[number].process.join()
                 raise running[number].failed() from None

@@ -70,3 +70,8 @@ def train_alone(steps: int, joins: bool = True) -> list[float]:
             torch.autograd.backward((model(inputs) - inputs.sum(1, keepdim=True)).square().mean())
             optimizer.step()
     return [float(value) for parameter in model.parameters() for value in parameter.detach().flatten()]
+
+
+def weights() -> dict[str, torch.Tensor]:
+    """Weights of a site that has ended by the time somebody looks at them."""
+    return nn.Linear(4, 1).state_dict()

@@ -17,7 +17,7 @@ import pytest
 from processes.place import HERE
 from processes.program import ENVIRONMENT, Program
 from processes.run import check_sites, toml
-from processes.simulated import train, train_alone, train_and_log
+from processes.simulated import train, train_alone, train_and_log, weights
 from processes.site import Site, wait_until
 from raw_pytorch import Model
 
@@ -353,3 +353,21 @@ def test_of_a_simulation_the_site_that_failed_is_named(tmp_path: Path) -> None:
         pier.simulate(train, 1_000_000, 1, sites=2, folder=tmp_path)
     log = Path(failed.value.remedy.removesuffix(" says why."))
     assert "as the test wants it" in log.read_text()
+
+
+def test_a_simulation_may_return_weights(tmp_path: Path) -> None:
+    """Their memory was that of a process that had ended."""
+    (found,) = pier.simulate(weights, sites=1, folder=tmp_path)
+    assert found["weight"].shape == (1, 4)
+
+
+def test_a_function_that_sites_cannot_import_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook, whose functions are in no file."""
+
+    def found() -> None:
+        pass
+
+    monkeypatch.setattr(found, "__qualname__", "found")
+    monkeypatch.setattr(sys.modules[__name__], "found", found, raising=False)
+    with pytest.raises(pier.PierError, match="before it called the function"):
+        pier.simulate(found, sites=1, folder=tmp_path)
