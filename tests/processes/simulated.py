@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -70,6 +71,20 @@ def train_alone(steps: int, joins: bool = True) -> list[float]:
             torch.autograd.backward((model(inputs) - inputs.sum(1, keepdim=True)).square().mean())
             optimizer.step()
     return [float(value) for parameter in model.parameters() for value in parameter.detach().flatten()]
+
+
+def train_after_a_thread_has_joined() -> bool:
+    """Whether the run was finished."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    config = {"inner": {"total_steps": 100, "eval_every": 0}, "outer": {"algorithm": "diloco", "inner_steps": 5}}
+    with ThreadPoolExecutor() as pool:
+        joining = pool.submit(pier.join, model, optimizer, step_tokens=8, config=config)
+    with joining.result() as site:
+        while True:
+            torch.autograd.backward((model(torch.ones(8, 4)) - 1).square().mean())
+            optimizer.step()
+    return site.finished
 
 
 def weights() -> dict[str, torch.Tensor]:

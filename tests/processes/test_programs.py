@@ -17,7 +17,7 @@ import pytest
 from processes.place import HERE
 from processes.program import ENVIRONMENT, Program
 from processes.run import check_sites, toml
-from processes.simulated import train, train_alone, train_and_log, weights
+from processes.simulated import train, train_after_a_thread_has_joined, train_alone, train_and_log, weights
 from processes.site import Site, wait_until
 from raw_pytorch import Model
 
@@ -353,6 +353,10 @@ def test_of_a_simulation_the_site_that_failed_is_named(tmp_path: Path) -> None:
         pier.simulate(train, 1_000_000, 1, sites=2, folder=tmp_path)
     log = Path(failed.value.remedy.removesuffix(" says why."))
     assert "as the test wants it" in log.read_text()
+
+
+def test_a_daemon_outlives_the_thread_that_has_joined(tmp_path: Path) -> None:
+    assert pier.simulate(train_after_a_thread_has_joined, sites=1, folder=tmp_path) == [True]
 
 
 def test_a_simulation_may_return_weights(tmp_path: Path) -> None:

@@ -32,9 +32,9 @@ from typing import Any
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
-def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when the thread that started it ends (Linux, prctl(2))."""
-    _prctl(_PR_SET_PDEATHSIG, number)
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends (Linux, prctl(2))."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def outlive_parent() -> None:

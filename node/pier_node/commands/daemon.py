@@ -29,7 +29,6 @@ from rich.table import Table
 from pier_node.base.durable import unwritable
 from pier_node.base.errors import PierError
 from pier_node.base.log import log_to
-from pier_node.base.processes import die_with_parent
 from pier_node.base.tasks import when_stopped
 from pier_node.base.units import UNKNOWN, age, amount, count, number, percent, several
 from pier_node.commands.live import LiveView
@@ -60,8 +59,6 @@ async def _run(settings: Settings, say: Callable[[str], None], lively: Console |
 
     daemon = Daemon(settings, say, sys.stdout.isatty(), check_machine)
     view = LiveView(lively, daemon.status) if lively else None
-    if settings.program_socket:
-        die_with_parent(signal.SIGTERM)
 
     def leave() -> None:
         if daemon.stopping:
@@ -73,6 +70,8 @@ async def _run(settings: Settings, say: Callable[[str], None], lively: Console |
         daemon.stop()
 
     when_stopped(leave)
+    if settings.program_socket:
+        _when_ended(os.getppid(), leave)
     try:
         async with view.shown() if view else nullcontext():
             await daemon.run()
@@ -82,6 +81,17 @@ async def _run(settings: Settings, say: Callable[[str], None], lively: Console |
         if error.errno not in FULL:
             raise
         raise unwritable(str(error.filename or settings.folder), error) from error
+
+
+def _when_ended(program: int, call: Callable[[], None]) -> None:
+    """Call it when a process has ended. For prctl(2) a program ends with the thread that called pier.join."""
+    handle, loop = os.pidfd_open(program), asyncio.get_running_loop()
+
+    def ended() -> None:
+        loop.remove_reader(handle)
+        call()
+
+    loop.add_reader(handle, ended)
 
 
 def stop(folder: Path, timeout: float) -> str:
