@@ -55,7 +55,7 @@ class Scene:
         self.model = nn.Linear(2, 1, bias=False)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.outbox, self.anchor, self.table = SharedVector(2), SharedVector(2), SharedVector(COLUMNS)
-        self._folder, self.logged = folder, list[tuple[int, dict[str, float | str]]]()
+        self.folder, self.logged = folder, list[tuple[int, dict[str, float | str]]]()
         self.evaluate: Callable[[], float] | None = None
         self._ours, self._theirs = socket.socketpair()
         self._ours.settimeout(60)
@@ -72,7 +72,7 @@ class Scene:
 
     def joined(self, *first: Message, publish: bool = True) -> Site:
         """The site, which has heard what to do first."""
-        self.say(Attached(self.outbox.path, self.table.path, 0, 1, 100, str(self._folder), 0, publish), *first)
+        self.say(Attached(self.outbox.path, self.table.path, 0, 1, 100, str(self.folder), 0, publish), *first)
         link = Link(self._theirs, Ranks())
         site = Site(OwnState(Vectors(self.model, 0), self.optimizer, link, self.evaluate), link, 8, self.optimizer)
         assert isinstance(self.hear(), Ready)
@@ -110,7 +110,7 @@ class Scene:
     def listening(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         """Meanwhile pier.join finds the daemon, which has a round of inner steps for it."""
         with socket.socket(socket.AF_UNIX) as server:
-            server.bind(path := str(self._folder / "socket"))
+            server.bind(path := str(self.folder / "socket"))
             server.listen()
             monkeypatch.setenv(ENGINE_VARIABLE, path)
             monkeypatch.setattr("pier_node.engine.join.end_with", lambda _: None)
@@ -121,7 +121,7 @@ class Scene:
 
     def _accept(self, server: socket.socket) -> None:
         with server.accept()[0] as stream:
-            place = Attached(self.outbox.path, self.table.path, 0, 1, 100, str(self._folder), 0, publish=True)
+            place = Attached(self.outbox.path, self.table.path, 0, 1, 100, str(self.folder), 0, publish=True)
             stream.sendall(encode(place) + encode(self.train(50)))
             while stream.recv(1 << 16):
                 pass
@@ -279,6 +279,24 @@ def test_an_optimizer_that_is_to_forget_begins_without_a_state(scene: Scene) -> 
     scene.step(site)
     (state,) = scene.optimizer.state.values()
     assert state["step"] == 1
+
+
+def test_an_optimizer_that_has_other_groups_finds_the_state_of_each_parameter(scene: Scene) -> None:
+    scene.model.register_parameter("bias", nn.Parameter(torch.zeros(1)))
+    scene.optimizer.add_param_group({"params": [scene.model.bias]})
+    scene.outbox, scene.anchor = SharedVector(3), SharedVector(3)
+    site = scene.joined(scene.train(50))
+    scene.model.bias.grad = torch.full((1,), 5.0)
+    scene.step(site)
+    before = [scene.optimizer.state[it]["exp_avg"].tolist() for it in scene.model.parameters()]
+    site.close()
+    again = Scene(scene.folder)
+    again.model, again.outbox, again.anchor = scene.model, scene.outbox, scene.anchor
+    again.optimizer = torch.optim.AdamW([{"params": [scene.model.bias]}])
+    again.optimizer.add_param_group({"params": [scene.model.weight], "weight_decay": 0.0})
+    again.joined(again.train(50))
+    assert [again.optimizer.state[it]["exp_avg"].tolist() for it in scene.model.parameters()] == before
+    again.end()
 
 
 def test_a_full_disk_keeps_no_optimizer_state_and_ends_nothing(

@@ -162,12 +162,19 @@ class OwnState:
         try:
             part.parent.mkdir(parents=True, exist_ok=True)  # on another machine than the daemon's, the first time
             with part.open("wb") as file:  # by a path of its own it raises RuntimeError when the disk is full
-                torch.save({"kind": type(self._optimizer).__name__, "state": self._optimizer.state_dict()}, file)
+                kind, names, state = type(self._optimizer).__name__, self._names(), self._optimizer.state_dict()
+                torch.save({"kind": kind, "names": names, "state": state}, file)
             part.replace(self._file)
         except OSError as error:
             with contextlib.suppress(OSError):
                 part.unlink()
             log.warning("the optimizer's state is not kept: %s: %s", part, error.strerror)
+
+    def _names(self) -> list[str]:
+        """What the optimizer's parameters are called, in the order of its state; "": they are not shared."""
+        assert self._optimizer is not None
+        names = {id(parameter): name for name, parameter in self._vectors.parameters.items()}
+        return [names.get(id(own), "") for group in self._optimizer.param_groups for own in group["params"]]
 
     def _restore(self) -> None:
         """Take the optimizer's state from the disk; what the program says of rates and decay stays."""
@@ -177,8 +184,12 @@ class OwnState:
             kept = torch.load(self._file, weights_only=True)
             if kept["kind"] != type(self._optimizer).__name__:
                 raise ValueError(f"it is of {kept['kind']}")
-            groups = self._optimizer.state_dict()["param_groups"]
-            self._optimizer.load_state_dict({**kept["state"], "param_groups": groups})
+            state, groups = kept["state"]["state"], self._optimizer.state_dict()["param_groups"]
+            before, now = kept.get("names"), self._names()
+            if before and before != now:  # it has them in other groups, or some of them
+                places = {name: place for place, name in enumerate(before) if name}
+                state = {here: state[places[name]] for here, name in enumerate(now) if places.get(name) in state}
+            self._optimizer.load_state_dict({"state": state, "param_groups": groups})
         except Exception as error:  # whatever is wrong with it, the site can go on without
             log.warning("the optimizer starts again: %s cannot be used: %s", self._file, error)
 

@@ -117,15 +117,16 @@ class Vectors:
         rank: of this process among those that share the model.
 
     Attributes:
+        parameters: those that are shared, by name.
         tensors: name and shape of each shared parameter, as [program] of run.toml lists them.
         parts: what this rank holds of each of them.
     """
 
     def __init__(self, model: nn.Module, rank: int) -> None:
-        self._model, self._parameters = model, trained(model)
-        shapes = [(name, tuple(parameter.shape)) for name, parameter in self._parameters.items()]
+        self._model, self.parameters = model, trained(model)
+        shapes = [(name, tuple(parameter.shape)) for name, parameter in self.parameters.items()]
         self.tensors, self._layout = described(shapes), Layout.laid(shapes)
-        self.parts = [_part(name, parameter.data, rank) for name, parameter in self._parameters.items()]
+        self.parts = [_part(name, parameter.data, rank) for name, parameter in self.parameters.items()]
 
     @property
     def length(self) -> int:
@@ -135,19 +136,19 @@ class Vectors:
     @property
     def device(self) -> torch.device:
         """Where this rank has its part."""
-        return next(iter(self._parameters.values())).device
+        return next(iter(self.parameters.values())).device
 
     def check(self) -> None:
         """See that the model still has these parameters, and trains no others. Raises PierError.
 
         Of a model that FSDP2 shards this cannot be seen: while it computes, it has other parameters.
         """
-        if any(map(is_sharded, self._parameters.values())):
+        if any(map(is_sharded, self.parameters.values())):
             return
-        own = {id(parameter) for parameter in self._parameters.values()}
+        own = {id(parameter) for parameter in self.parameters.values()}
         here = dict(self._model.named_parameters())
         kept = {id(parameter) for parameter in here.values()}
-        for name, parameter in self._parameters.items():
+        for name, parameter in self.parameters.items():
             if id(parameter) not in kept:
                 raise PierError(
                     f"the model has another parameter {name} than at pier.join, which no other site gets",
@@ -187,7 +188,7 @@ class Vectors:
 
     def local(self, part: Part, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
         """This rank's tensor of a part, shape `sizes`, wherever and in whatever type it is."""
-        return local((self._parameters if tensors is None else tensors)[part.name].detach())
+        return local((self.parameters if tensors is None else tensors)[part.name].detach())
 
     def places(self, weights: Vector, parts: Iterable[Part]) -> Iterator[tuple[Part, Tensor]]:
         """Parts, of any rank, and their places in a vector, shape [length]."""
