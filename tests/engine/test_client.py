@@ -238,6 +238,25 @@ def test_a_step_says_what_it_came_to(scene: Scene) -> None:
     assert (progress.step, progress.loss, progress.tokens, progress.gradient_norm) == (0, 2.0, 3, 0.5)
 
 
+def test_a_number_of_tokens_that_is_none_is_refused(scene: Scene) -> None:
+    site = scene.joined(scene.train(2))
+    for wrong in (math.nan, math.inf, -1):
+        with pytest.raises(PierError, match=f"tokens={float(wrong)}"):
+            site.step(tokens=wrong)
+    assert site.step_index == 0
+
+
+def test_tokens_beyond_those_of_a_step_are_warned_of_once(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    site = scene.joined(scene.train(1), scene.train(1, first=1), scene.train(1, first=2))
+    with caplog.at_level(logging.WARNING):
+        site.step(tokens=8)
+        assert "do not count" not in caplog.text
+        site.step(tokens=9)
+        scene.say(scene.train(1, first=3))
+        site.step(tokens=9)
+    assert caplog.text.count("a step had 9 tokens here, and step_tokens is 8") == 1
+
+
 def test_steps_end_early_when_the_daemon_says_that_it_is_enough(scene: Scene) -> None:
     site = scene.joined(scene.train(1_000))
     scene.say(Enough(1), scene.train(2, first=1))

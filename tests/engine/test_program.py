@@ -333,6 +333,16 @@ async def test_a_second_program_is_refused(scene: Scene) -> None:
     assert isinstance(await first.hear(), Train)
 
 
+async def test_other_step_tokens_than_the_runs_are_warned_of(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    listening = asyncio.create_task(scene.program.attached())
+    (await connected(scene.folder)).say(Attach(VERSION, TENSORS, 8, "", 1, 600, []))
+    await listening
+    for tokens in (8, 16):
+        tables = {"step_tokens": tokens, "tensors": TENSORS}
+        scene.program.check(RunConfig.model_validate({"program": tables, "outer": {"start": "none"}}))
+        assert ("step_tokens is 8 here and 16 in the run" in caplog.text) is (tokens == 16)
+
+
 async def test_a_program_of_another_version_is_refused(scene: Scene) -> None:
     listening = asyncio.create_task(scene.program.attached())
     (await connected(scene.folder)).say(Attach(VERSION - 1, TENSORS, 8, "", 1, 600, []))

@@ -259,7 +259,7 @@ class Site:
         self._training, self._link, self._ranks = training, link, link.ranks
         self._step_tokens, self._optimizer, self._left = step_tokens, optimizer, left
         self._steps, self._logged, self._hooks = _Steps(), messages.Waiting(), list[Any]()
-        self.finished = self._closed = self._between = False
+        self.finished = self._closed = self._between = self._told_excess = False
         self._process = os.getpid()
         atexit.register(self._leave)  # a program that ends without it must not leave its daemon waiting
         place = link.receive()
@@ -318,9 +318,12 @@ class Site:
     ) -> None:
         self._check_over()
         steps, now = self._steps, time.monotonic()
+        own = self._step_tokens / self._ranks.count if tokens is None else float(tokens)
+        if not 0 <= own < math.inf:
+            raise PierError(f"site.step(tokens={own}): no step has so many", "Give what this rank has trained on.")
         steps.done += 1
         self._row[STEPS] += 1
-        steps.tokens += self._step_tokens / self._ranks.count if tokens is None else float(tokens)
+        steps.tokens += own
         steps.saw(loss, gradient_norm)
         last, tell = steps.done >= self._job.steps, now - steps.told > TOLD_SECONDS
         if last or tell:
@@ -397,6 +400,8 @@ class Site:
         self._link.send(messages.Publishing(job.id))
         training.publish(job)
         tokens, losses, finite = self._ranks.sums(steps.tokens, *steps.losses)
+        if "moments" not in training.can:  # Pier's own trainer takes larger steps in a solo start
+            self._check_tokens(tokens / steps.done)
         self._link.send(
             messages.Done(
                 job.id,
@@ -410,6 +415,14 @@ class Site:
         )
         self._next()
         self._between = False
+
+    def _check_tokens(self, of_a_step: float) -> None:
+        if of_a_step > self._step_tokens + 0.5 and not self._told_excess and self._ranks.own == 0:
+            self._told_excess = True
+            log.warning(
+                "a step had %.0f tokens here, and step_tokens is %d: more do not count when sites are averaged",
+                *(of_a_step, self._step_tokens),
+            )
 
     def _tell_progress(self, now: float) -> None:
         steps = self._steps

@@ -240,6 +240,12 @@ class Program:
                 f"the model of this program is not the run's: {difference}",
                 "Build the model with the same code and settings as at the other sites.",
             )
+        if self.attach.step_tokens != config.program.step_tokens:
+            log.warning(
+                "step_tokens is %d here and %d in the run, in which it should be the same at every site: the most that "
+                "a step has at any. Tokens beyond the run's do not count when sites are averaged",
+                *(self.attach.step_tokens, config.program.step_tokens),
+            )
 
     def place(
         self,
