@@ -7,9 +7,11 @@ import math
 import os
 import resource
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from threading import Thread
@@ -463,6 +465,17 @@ def test_a_program_may_have_thousands_of_open_files(scene: Scene) -> None:
 def test_a_daemon_that_has_gone_is_an_error(scene: Scene) -> None:
     site = scene.joined(scene.train(1_000))
     scene.end()
+    with pytest.raises(PierError, match="daemon has ended"):
+        scene.step(site)
+
+
+def test_a_daemon_that_has_gone_with_its_memory_is_an_error(scene: Scene) -> None:
+    """It may end after it has been told something, and before its memory is mapped."""
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    gone = f"/proc/{ended.pid}/fd/3"
+    site = scene.joined(scene.train(1))
+    scene.say(replace(scene.train(1, first=1), load=gone))
     with pytest.raises(PierError, match="daemon has ended"):
         scene.step(site)
 

@@ -15,7 +15,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, SupportsFloat
@@ -140,6 +140,17 @@ def daemon_gone() -> PierError:
         "What it printed last says why; if it was killed, `dmesg` says whether memory ran out. "
         "Start this site again by the same command: it continues from the last committed round.",
     )
+
+
+@contextlib.contextmanager
+def _sharing() -> Iterator[None]:
+    """Meanwhile the daemon's memory is mapped. Raises PierError: it has ended, and its memory with it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if not str(error.filename).startswith("/proc/"):
+            raise
+        raise daemon_gone() from error
 
 
 class _Steps:
@@ -272,7 +283,7 @@ class Site:
         training.enter(place)
         self._over = ""
         self._job = messages.Train(0, self.total_steps, 0, "", forget=False, round=0, sites=1, losses={})
-        with contextlib.suppress(StopTraining):  # `step` raises it again
+        with contextlib.suppress(StopTraining), _sharing():  # `step` raises it again
             self._next()
 
     @property
@@ -331,13 +342,14 @@ class Site:
             self._tell_logged()
         if tell:
             self._tell_progress(now)
-        if last:
-            self._exchange()
-        elif steps.done >= steps.look_at:
-            news, again = self._link.look(steps.steps_until_look(self._job.steps))
-            steps.look_at += again
-            if news:
-                self._interrupted()
+        with _sharing():
+            if last:
+                self._exchange()
+            elif steps.done >= steps.look_at:
+                news, again = self._link.look(steps.steps_until_look(self._job.steps))
+                steps.look_at += again
+                if news:
+                    self._interrupted()
 
     def log(self, metrics: Mapping[str, str | SupportsFloat]) -> None:
         """Note metrics of your own, such as `{"accuracy": 0.5}`: the site's trackers and its status show them.
