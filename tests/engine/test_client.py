@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
@@ -9,6 +10,7 @@ import resource
 import socket
 import subprocess
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -352,6 +354,16 @@ def test_a_site_that_is_closed_takes_no_more_steps_and_says_so(scene: Scene) -> 
     site.close()
     with pytest.raises(PierError, match="it was closed"):
         scene.step(site)
+
+
+def test_a_site_that_is_closed_keeps_no_model_in_memory(scene: Scene) -> None:
+    """A notebook may join many runs, one after the other."""
+    site = scene.joined(scene.train(1_000))
+    site.close()
+    last = weakref.ref(site)
+    del site
+    gc.collect()
+    assert last() is None
 
 
 def test_a_site_that_is_closed_early_keeps_its_optimizer(scene: Scene, tmp_path: Path) -> None:

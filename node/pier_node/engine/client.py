@@ -380,6 +380,7 @@ class Site:
         if self._closed or self._process != os.getpid():  # a fork ends with a copy of this, and must end only itself
             return
         self._closed = True
+        atexit.unregister(self._leave)  # it would keep the model in memory
         while self._hooks:
             self._hooks.pop().remove()
         with contextlib.suppress(PierError):  # the daemon has gone first
