@@ -527,6 +527,15 @@ def test_what_accelerate_makes_of_an_optimizer_is_the_optimizer(scene: Scene, mo
         assert site.step_index == 1
 
 
+def test_a_process_that_is_a_site_already_has_to_close_it_first(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    with scene.listening(monkeypatch):
+        site = join(scene.model, scene.optimizer, step_tokens=8)
+        with pytest.raises(PierError, match="this process is a site in") as refused:
+            join(scene.model, scene.optimizer, step_tokens=8)
+        site.close()
+    assert "site.close()" in refused.value.remedy
+
+
 def test_ctrl_c_while_a_daemon_starts_ends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (python := tmp_path / "python").write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 1000\n")
     python.chmod(0o755)

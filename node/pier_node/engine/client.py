@@ -256,6 +256,7 @@ class Site:
         slot, slots: this site trains on part `slot` of `slots` of data that all sites share; see `shard`.
         total_steps: T, inner steps of the whole run.
         finished: the run is over, and the model is its result.
+        closed: it has left its daemon alone.
         daemon: process id of the daemon.
     """
 
@@ -270,7 +271,7 @@ class Site:
         self._training, self._link, self._ranks = training, link, link.ranks
         self._step_tokens, self._optimizer, self._left = step_tokens, optimizer, left
         self._steps, self._logged, self._hooks = _Steps(), messages.Waiting(), list[Any]()
-        self.finished = self._closed = self._between = self._told_excess = False
+        self.finished = self.closed = self._between = self._told_excess = False
         self._process = os.getpid()
         atexit.register(self._leave)  # a program that ends without it must not leave its daemon waiting
         place = link.receive()
@@ -371,15 +372,15 @@ class Site:
     def close(self) -> None:
         """Keep the optimizer's state, and leave the run; a daemon that this program started ends politely."""
         try:
-            if not (self._over or self._closed) and self._process == os.getpid():
+            if not (self._over or self.closed) and self._process == os.getpid():
                 self._training.keep()
         finally:
             self._leave()
 
     def _leave(self) -> None:
-        if self._closed or self._process != os.getpid():  # a fork ends with a copy of this, and must end only itself
+        if self.closed or self._process != os.getpid():  # a fork ends with a copy of this, and must end only itself
             return
-        self._closed = True
+        self.closed = True
         atexit.unregister(self._leave)  # it would keep the model in memory
         while self._hooks:
             self._hooks.pop().remove()
@@ -491,7 +492,7 @@ class Site:
         if self._over:
             raise StopTraining(self._over)
         again = "Close this site, and call pier.join again: it continues from the last committed round."
-        if self._closed:
+        if self.closed:
             raise PierError("this site has left the run: it was closed", again)
         if self._between:  # Ctrl+C in a notebook, whose loop is then started again
             raise PierError("this site was interrupted while it exchanged weights, so it has none to go on with", again)

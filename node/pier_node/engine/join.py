@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -42,6 +43,9 @@ LEAVE_SECONDS = 60.0
 """What a daemon gets to leave its run politely after its program has."""
 KEPT_SECONDS = 300.0
 """How often the optimizer's state is written to the disk."""
+
+_joined = WeakValueDictionary[str, Site]()
+"""The sites of this process, by their daemon's socket or their folder."""
 
 log = logging.getLogger(__name__)
 
@@ -240,13 +244,16 @@ def join(
         peers, token, token_file = simulated.get("peers", ()), None, simulated.get("token_file")
         folder, options = simulated["folder"], {"listen": simulated["listen"], "name": Path(simulated["folder"]).name}
     words, tables = ["--data", str(folder), *_words(peers, token_file, options)], _as_json(config)
+    place = os.environ.get(ENGINE_VARIABLE, str(Path(folder).resolve()))
+    if (before := _joined.get(place)) and not before.closed:  # a notebook's cell, run again after an error
+        raise PierError(f"this process is a site in {place} already", "Close that one first: site.close().")
     daemon, stream = _connected(words, token) if ranks.own == 0 else (None, None)
     link = Link(stream, ranks)
     with _given_up(daemon, link):
         own = OwnState(vectors, optimizer, link, evaluate)
         tensors, version = list(vectors.tensors), messages.VERSION
         link.send(messages.Attach(version, tensors, whole_tokens, tables, ranks.count, float(patience), [*own.can]))
-        site = Site(own, link, whole_tokens, optimizer, daemon.wait if daemon else lambda _: None)
+        site = _joined[place] = Site(own, link, whole_tokens, optimizer, daemon.wait if daemon else lambda _: None)
     if ENGINE_VARIABLE in os.environ and ranks.here:
         end_with(site.daemon)
     return site
