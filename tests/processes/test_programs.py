@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -357,6 +359,15 @@ def test_of_a_simulation_the_site_that_failed_is_named(tmp_path: Path) -> None:
 
 def test_a_daemon_outlives_the_thread_that_has_joined(tmp_path: Path) -> None:
     assert pier.simulate(train_after_a_thread_has_joined, sites=1, folder=tmp_path) == [True]
+
+
+def test_a_daemon_whose_program_dies_while_it_starts_ends(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as program:
+        program.wait()
+    words = ("--program-socket", str(tmp_path / "socket"), "--data", str(tmp_path / "data"))
+    started = [sys.executable, "-m", "pier_node.cli", "start", *words]
+    ended = subprocess.run(started, env={**os.environ, "PIER_PROGRAM": str(program.pid)}, timeout=60, check=False)
+    assert ended.returncode == 0
 
 
 def test_a_simulation_may_return_weights(tmp_path: Path) -> None:

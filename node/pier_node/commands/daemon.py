@@ -32,6 +32,7 @@ from pier_node.base.log import log_to
 from pier_node.base.tasks import when_stopped
 from pier_node.base.units import UNKNOWN, age, amount, count, number, percent, several
 from pier_node.commands.live import LiveView
+from pier_node.engine.training_process import PROGRAM_VARIABLE
 from pier_node.rounds.folder import DAEMON_FILE, load_run, require_folder
 from pier_node.site.running import Running, Status, find_daemon, on_disk, start_command
 from pier_node.site.settings import Settings
@@ -71,7 +72,7 @@ async def _run(settings: Settings, say: Callable[[str], None], lively: Console |
 
     when_stopped(leave)
     if settings.program_socket:
-        _when_ended(os.getppid(), leave)
+        _when_ended(int(os.environ[PROGRAM_VARIABLE]), leave)
     try:
         async with view.shown() if view else nullcontext():
             await daemon.run()
@@ -84,8 +85,13 @@ async def _run(settings: Settings, say: Callable[[str], None], lively: Console |
 
 
 def _when_ended(program: int, call: Callable[[], None]) -> None:
-    """Call it when a process has ended. For prctl(2) a program ends with the thread that called pier.join."""
-    handle, loop = os.pidfd_open(program), asyncio.get_running_loop()
+    """Call it when a process has ended, or now. For prctl(2) a program ends with the thread that called pier.join."""
+    loop = asyncio.get_running_loop()
+    try:
+        handle = os.pidfd_open(program)
+    except ProcessLookupError:
+        call()
+        return
 
     def ended() -> None:
         loop.remove_reader(handle)

@@ -31,7 +31,7 @@ from pier_node.engine import messages
 from pier_node.engine.client import Link, Site, daemon_gone, ready
 from pier_node.engine.machines import Ranks, Weights
 from pier_node.engine.parameters import Vectors
-from pier_node.engine.training_process import ENGINE_VARIABLE
+from pier_node.engine.training_process import ENGINE_VARIABLE, PROGRAM_VARIABLE
 
 JOIN_VARIABLE = "PIER_JOIN"
 """Environment variable that settles which site of a simulation a process is (pier/simulation.py), as JSON."""
@@ -56,10 +56,9 @@ class Daemon:
     def __init__(self, options: Sequence[str], environment: Mapping[str, str]) -> None:
         self._folder = SocketFolder("program")
         self.socket = self._folder.path / "socket"
+        environment = {**os.environ, **environment, PROGRAM_VARIABLE: str(os.getpid())}
         command = [sys.executable, "-m", "pier_node.cli", "start", "--program-socket", str(self.socket), *options]
-        self._process = subprocess.Popen(
-            command, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, start_new_session=True
-        )
+        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def connect(self) -> socket.socket:
         """The connection to it. Raises PierError: it has ended, and has said why."""

@@ -24,6 +24,8 @@ from pier_node.base.units import printable
 
 ENGINE_VARIABLE = "PIER_ENGINE"
 """Environment variable that tells a program where its daemon listens."""
+PROGRAM_VARIABLE = "PIER_PROGRAM"
+"""Environment variable that tells a daemon the process id of the program that has started it."""
 RESTART_SECONDS = 1.0
 MAX_RESTARTS = 3
 """A program that dies more often than this without finishing its inner steps is not started again."""
