@@ -267,6 +267,42 @@ def test_the_deadline_follows_what_was_seen() -> None:
     at_desk(scene)
 
 
+def test_a_member_that_comes_long_before_the_others_makes_nobody_late() -> None:
+    async def scene(desk: Desk) -> None:
+        for _ in range(8):
+            desk.patience.saw(3.0)
+        asked = []
+        for node, later in [("a", 30.0), ("b", 1.0), ("c", 0.0)]:
+            asked.append(asyncio.create_task(desk.ask_until_told(ready(node))))
+            await asyncio.sleep(later)
+        assert [group(await task) for task in asked] == ["abc"] * 3
+
+    at_desk(scene)
+
+
+def test_attempts_after_the_first_teach_no_impatience() -> None:
+    """All come back together then, however far apart they end their inner steps."""
+
+    def again(node: str, number: int, attempt: int) -> Ready:
+        announced = ready(node, round=number, seen=ballot(attempt))
+        announced.nonce = bytes([number, attempt])
+        return announced
+
+    async def scene(desk: Desk) -> None:
+        for number in range(5, 15):
+            desk.view = replace(desk.view, state=_state(number - 1))
+            for attempt in range(1, 8):
+                asked = []
+                for node in "abc":
+                    await asyncio.sleep(10 if attempt == 1 else 0)
+                    asked.append(asyncio.create_task(desk.ask_until_told(again(node, number, attempt))))
+                async with asyncio.timeout(60):
+                    await asyncio.gather(*asked)
+        assert desk.patience.seconds() > 20
+
+    at_desk(scene)
+
+
 def test_a_leader_that_misses_many_sites_says_so_in_few_words() -> None:
     """For one whose reason is longer than a message holds would seem lost to its members."""
     names = [f"{number:016x}" for number in range(1000)]

@@ -1,7 +1,8 @@
 """The deadline of a round: how long its leader waits for members that have not arrived.
 
 The leader closes the group when all that may come have arrived. It learns from earlier rounds how long after the first
-member the others arrive (base/patience.py). A site that says it is waiting but does not arrive is waited for once: not
+member the others arrive (base/patience.py), and waits for so long from the moment when those that are here could decide
+a round: if one member comes long before the others, the clock does not run for it. A site that says it is waiting but does not arrive is waited for once: not
 again until it trains or arrives. If that happens round after round, it is not waited for at all for a while, and that
 while grows. A site that was not a member of the last round is never waited for longer than COMING, whatever it says.
 """
@@ -32,11 +33,12 @@ class RoundDeadline:
         self._roster, self._learned = roster, learned
         self._since: dict[str, tuple[bytes, float]] = {}
         self._absent: set[str] = set()
+        self._again = False  # whether this round has had an attempt
         self._tardy = Suspects()
 
     def begin(self) -> None:
         """Another round: nobody has announced itself for it."""
-        self._since = {}
+        self._since, self._again = {}, False
 
     def heard(self, node: str) -> None:
         """A node that was waited for in vain has arrived after all."""
@@ -66,7 +68,7 @@ class RoundDeadline:
 
         Args:
             readies: what has arrived, by node.
-            waited: seconds since the first of them arrived.
+            waited: seconds since those that have arrived can decide the round.
             base: the members of the last round.
             abreast: live sites that may take part in this round.
         """
@@ -92,7 +94,11 @@ class RoundDeadline:
         return 0.0 if group <= {self._roster.node, *self._roster.contacts} else COMING - waited
 
     def closed(self, group: Iterable[str], delays: Iterable[float]) -> None:
-        """The group is closed; learn from how many seconds after the first member each one arrived."""
+        """The group is closed; learn from how many seconds after the first member each one arrived.
+
+        After a failed attempt all come back together, which does not say how far apart they end their inner steps.
+        """
         self._tardy.forgive(group)
-        for seconds in delays:
+        for seconds in () if self._again else delays:
             self._learned.saw(seconds)
+        self._again = True

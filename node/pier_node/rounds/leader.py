@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -95,6 +96,7 @@ class Leader:
         self._last = Proposal()
         self._answered: dict[str, bytes] = {}
         self._told = ""
+        self._enough_at = math.inf
         self.lacks_witness, self.witness_says = False, ""
         self._failures: Counter[str] = Counter()
 
@@ -154,7 +156,7 @@ class Leader:
     def _admit(self, announced: quorum.Announcement, signed: Signed) -> Arrival:
         ready = announced.ready
         if ready.round != self._round:
-            self._round, self._arrivals = ready.round, {}
+            self._round, self._arrivals, self._enough_at = ready.round, {}, math.inf
             self.lacks_witness, self.witness_says = False, ""
             self._deadline.begin()
         at = self._deadline.arrived(ready, self._view().state.members)
@@ -184,19 +186,20 @@ class Leader:
         waited = now - min(arrival.at for arrival in self._arrivals.values())
         witness = self._statements.witness
         group, self.lacks_witness = self._choose(readies, view, witness), False
-        if self._lacking(group, view) and not self._lacking(group, view, witness):
-            if (wait := self._seconds_to_wait(readies, group, waited)) > 0:
-                return wait
+        if problem := self._lacking(group, view, witness):
+            # With a result that is missing, the witness is not asked: its vote would not be enough.
+            return self._tell(problem, waited)
+        self._enough_at = min(self._enough_at, now)
+        if (wait := self._seconds_to_wait(readies, group, now - self._enough_at)) > 0:
+            return wait
+        if self._lacking(group, view):
             self.lacks_witness = True
             if not self.witness_says:
                 self._roster.changed.notify()
                 return None
             group = self._choose(readies, view)
         if problem := self._lacking(group, view):
-            # With a result that is missing, the witness is not asked: its vote would not be enough.
-            return self._tell(self._lacking(group, view, witness) or problem, waited)
-        if (wait := self._seconds_to_wait(readies, group, waited)) > 0:
-            return wait
+            return self._tell(problem, waited)
         self._propose(group, readies, view)
         return None
 
@@ -279,7 +282,7 @@ class Leader:
         for node, arrival in self._arrivals.items():
             if not arrival.answer.done():
                 arrival.answer.set_result(proposal if node in group else excluded)
-        self._arrivals = {}
+        self._arrivals, self._enough_at = {}, math.inf
 
     def _tell(self, problem: str, waited: float) -> float | None:
         """Report what is missing, once it has been missing for a while. Return seconds until then."""
