@@ -2,9 +2,10 @@
 
 The leader closes the group when all that may come have arrived. It learns from earlier rounds how long after the first
 member the others arrive (base/patience.py), and waits for so long from the moment when those that are here could decide
-a round: if one member comes long before the others, the clock does not run for it. A site that says it is waiting but does not arrive is waited for once: not
-again until it trains or arrives. If that happens round after round, it is not waited for at all for a while, and that
-while grows. A site that was not a member of the last round is never waited for longer than COMING, whatever it says.
+a round: if one member comes long before the others, the clock does not run for it. A site that says it is waiting but
+does not arrive is waited for once: not again until it trains or arrives. If that happens round after round, it is not
+waited for at all for a while, and that while grows. A site that was not a member of the last round is never waited for
+longer than COMING, whatever it says.
 """
 
 from __future__ import annotations
