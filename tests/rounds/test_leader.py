@@ -35,7 +35,7 @@ class Roll:
         self.names = list(names)
         self.phases = dict.fromkeys(names, Phase.PHASE_TRAINING)
         self.hidden: set[str] = set()
-        self.changed = Signal()
+        self.changed, self.crowd = Signal(), 1.0
 
     def abreast(self, round: int, committed: float) -> list[str]:
         return self.names
@@ -285,7 +285,7 @@ def test_attempts_after_the_first_teach_no_impatience() -> None:
     """All come back together then, however far apart they end their inner steps."""
 
     def again(node: str, number: int, attempt: int) -> Ready:
-        announced = ready(node, round=number, seen=ballot(attempt))
+        announced = ready(node, round=number, seen=ballot(attempt - 1))
         announced.nonce = bytes([number, attempt])
         return announced
 

@@ -273,7 +273,6 @@ class Site:
         self._steps, self._logged, self._hooks = _Steps(), messages.Waiting(), list[Any]()
         self.finished = self.closed = self._between = self._told_excess = False
         self._process = os.getpid()
-        atexit.register(self._leave)  # a program that ends without it must not leave its daemon waiting
         place = link.receive()
         if not isinstance(place, messages.Attached):
             raise PierError("Pier's daemon could not enter the run", "What it printed says why.")
@@ -286,6 +285,7 @@ class Site:
         self._job = messages.Train(0, self.total_steps, 0, "", forget=False, round=0, sites=1, losses={})
         with contextlib.suppress(StopTraining), _sharing():  # `step` raises it again
             self._next()
+        atexit.register(self._leave)  # a program that ends without it must not leave its daemon waiting
 
     @property
     def step_index(self) -> int:

@@ -44,8 +44,8 @@ LEAVE_SECONDS = 60.0
 KEPT_SECONDS = 300.0
 """How often the optimizer's state is written to the disk."""
 
-_joined = WeakValueDictionary[str, Site]()
-"""The sites of this process, by their daemon's socket or their folder."""
+_joined = WeakValueDictionary[tuple[int, str], Site]()
+"""The sites of a process, by its id and their daemon's socket or their folder; a fork inherits those of its parent."""
 
 log = logging.getLogger(__name__)
 
@@ -243,9 +243,9 @@ def join(
         peers, token, token_file = simulated.get("peers", ()), None, simulated.get("token_file")
         folder, options = simulated["folder"], {"listen": simulated["listen"], "name": Path(simulated["folder"]).name}
     words, tables = ["--data", str(folder), *_words(peers, token_file, options)], _as_json(config)
-    place = os.environ.get(ENGINE_VARIABLE, str(Path(folder).resolve()))
+    place = os.getpid(), os.environ.get(ENGINE_VARIABLE, str(Path(folder).resolve()))
     if (before := _joined.get(place)) and not before.closed:  # a notebook's cell, run again after an error
-        raise PierError(f"this process is a site in {place} already", "Close that one first: site.close().")
+        raise PierError(f"this process is a site in {place[1]} already", "Close that one first: site.close().")
     daemon, stream = _connected(words, token) if ranks.own == 0 else (None, None)
     link = Link(stream, ranks)
     with _given_up(daemon, link):

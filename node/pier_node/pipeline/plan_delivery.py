@@ -33,7 +33,7 @@ from pier_node.pipeline.vote_state import Turn, VoteState, can_decide
 from pier_node.rounds.quorum import leader_of
 from pier_node.rounds.roster import LATE, first_away
 from pier_node.rounds.suspects import NOBODY
-from pier_node.wire.carrier import ROUTE, BadMessage, PeerLost
+from pier_node.wire.carrier import ROUTE, BadMessage, PeerLost, PeerRefused
 from pier_proto.v1.peer_pb2 import Ack, IterationPlan, Phase, Pulse
 
 MOST = 8
@@ -298,7 +298,8 @@ class Routing:
         except PeerLost as lost:
             if not newcomer:
                 return lost
-            self._suspects.add(node, message.round + 1)
+            if not isinstance(lost, PeerRefused):
+                self._suspects.add(node, message.round + 1)
         return None
 
     async def _until_away(self, node: str) -> NoReturn:

@@ -140,6 +140,7 @@ class Attempt:
         self._tokens = self._weighing.believed(claims, state.ledger)
         self.reduction: Reduction | None = None
         self._aborted: Suspicion | None = None
+        self._acknowledged = False  # whether all members have taken what we sent
 
     @property
     def clipped(self) -> Mapping[str, float]:
@@ -159,7 +160,9 @@ class Attempt:
         mean = self._tools.room(len(update.vector))
         reduction = self.reduction = self._reduction(update, mean.array)
         self._tools.news.notify()
-        return await first_of(self._decide(reduction, mean, advance), _failure_of(reduction), self._until_aborted())
+        return await first_of(
+            self._decide(reduction, mean, advance), self._failure_of(reduction), self._until_aborted()
+        )
 
     async def _decide(self, reduction: Reduction, mean: SharedVector, advance: Advance) -> tuple[OuterState, pb.Link]:
         with span("exchange"):
@@ -310,6 +313,8 @@ class Attempt:
         while missing := [node for node in self.group if node not in tools.votes.of(self.ballot)]:
             if dead := [node for node in missing if not tools.roster.stayed(node, self.began)]:
                 raise Suspicion(dead[0], "lost before it voted")
+            if not self._acknowledged:  # it may still wait for what we sent, whose own limit is longer
+                began = loop.time()
             if loop.time() - began > tools.silence.seconds():
                 raise Suspicion(missing[0], f"did not vote for {tools.silence.seconds():.0f} s", mute=True)
             await tools.news.wait(1.0)
@@ -342,17 +347,17 @@ class Attempt:
             handovers=[signed[name] for name, it in told.items() if it in few],
         )
 
+    async def _failure_of(self, reduction: Reduction) -> NoReturn:
+        """Run an exchange, and raise what goes wrong in it; if nothing does, wait for ever."""
+        await reduction.run()
+        self._acknowledged = True
+        await asyncio.Event().wait()
+        raise AssertionError
+
     async def _until_aborted(self) -> NoReturn:
         await self._tools.news.until(lambda: self._aborted is not None)
         assert self._aborted
         raise self._aborted
-
-
-async def _failure_of(reduction: Reduction) -> NoReturn:
-    """Run an exchange, and raise what goes wrong in it; if nothing does, wait for ever."""
-    await reduction.run()
-    await asyncio.Event().wait()
-    raise AssertionError
 
 
 async def check_finite(shadow: OuterState) -> None:

@@ -34,12 +34,11 @@ class RoundDeadline:
         self._roster, self._learned = roster, learned
         self._since: dict[str, tuple[bytes, float]] = {}
         self._absent: set[str] = set()
-        self._again = False  # whether this round has had an attempt
         self._tardy = Suspects()
 
     def begin(self) -> None:
         """Another round: nobody has announced itself for it."""
-        self._since, self._again = {}, False
+        self._since = {}
 
     def heard(self, node: str) -> None:
         """A node that was waited for in vain has arrived after all."""
@@ -92,14 +91,10 @@ class RoundDeadline:
 
         A leader that has just been started again would drop them from the round, which would then rest on fewer votes.
         """
-        return 0.0 if group <= {self._roster.node, *self._roster.contacts} else COMING - waited
+        return 0.0 if group <= {self._roster.node, *self._roster.contacts} else COMING * self._roster.crowd - waited
 
     def closed(self, group: Iterable[str], delays: Iterable[float]) -> None:
-        """The group is closed; learn from how many seconds after the first member each one arrived.
-
-        After a failed attempt all come back together, which does not say how far apart they end their inner steps.
-        """
+        """The group is closed; learn from how many seconds after the first member each one arrived."""
         self._tardy.forgive(group)
-        for seconds in () if self._again else delays:
+        for seconds in delays:
             self._learned.saw(seconds)
-        self._again = True

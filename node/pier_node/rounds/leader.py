@@ -278,7 +278,9 @@ class Leader:
         excluded = Proposal(
             verdict=Proposal.VERDICT_EXCLUDED, round=self._round, reason="other members could not reach or trust it"
         )
-        self._deadline.closed(group, [arrival.at - first for arrival in self._arrivals.values()])
+        # After a failed attempt all come back together, which does not say how far apart they end their inner steps.
+        delays = [it.at - first for it in self._arrivals.values() if not it.ready.seen.number]
+        self._deadline.closed(group, delays)
         for node, arrival in self._arrivals.items():
             if not arrival.answer.done():
                 arrival.answer.set_result(proposal if node in group else excluded)

@@ -285,7 +285,7 @@ class Roster:
         contact = self.contacts.get(node)
         if contact is None or contact.pulse is None or contact.failures >= FAILURES:
             return False
-        return asyncio.get_running_loop().time() - contact.heard_at <= contact.limit.seconds() * self._crowd
+        return asyncio.get_running_loop().time() - contact.heard_at <= contact.limit.seconds() * self.crowd
 
     def started_at(self, node: str) -> float:
         """When this site heard that another one was started again, in seconds of the loop's clock; -inf: never."""
@@ -314,7 +314,7 @@ class Roster:
         Args:
             committed: when this site committed `round`, in seconds of the loop's clock.
         """
-        late = asyncio.get_running_loop().time() > committed + LATE * self._crowd
+        late = asyncio.get_running_loop().time() > committed + LATE * self.crowd
         heard = {node: contact.heard_at for node, contact in self.contacts.items()}
         return [
             node
@@ -376,14 +376,14 @@ class Roster:
             await asyncio.sleep(self._pause(contact))
 
     @property
-    def _crowd(self) -> float:
+    def crowd(self) -> float:
         """Intervals between two questions to a peer that answers."""
         return max(1.0, len(self.contacts) / QUESTIONS)
 
     def _pause(self, contact: Contact) -> float:
         """Seconds until the next question to a peer: longer after every question that it did not answer."""
         if contact.unanswered == 0 or contact.site.node in self._members:
-            return self._interval * self._crowd if contact.unanswered != 1 else self._interval / 4
+            return self._interval * self.crowd if contact.unanswered != 1 else self._interval / 4
         if contact.unanswered < FAILURES and not contact.told_by:
             return self._interval / 4
         most = HEARSAY_BACKOFF if contact.told_by else BACKOFF
@@ -424,7 +424,7 @@ class Roster:
             return
         now = asyncio.get_running_loop().time()
         if contact.pulse is not None and contact.failures == 0:
-            contact.limit.saw((now - contact.heard_at) / self._crowd)
+            contact.limit.saw((now - contact.heard_at) / self.crowd)
         if contact.failures >= FAILURES and pulse.phase in ACTIVE:
             log.info("%s is back", _called(contact.site))
         contact.heard_at, contact.pulse, contact.told_by = now, pulse, ""

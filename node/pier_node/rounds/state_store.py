@@ -21,6 +21,7 @@ import os
 import re
 import shutil
 import threading
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +111,7 @@ class StateStore:
         self._keep = keep
         self._shares = shares
         self._saving = threading.Lock()
+        self._written = deque[bytes](maxlen=KEEP)  # digests of the states that this process wrote last
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -134,10 +136,15 @@ class StateStore:
             PierError: the disk is full or failing; the earlier states are unchanged.
         """
         with self._saving:
-            here = self.of(state.round) if self._file_of(state) else None  # its file may be damaged
-            if here is None or here.digest != state.digest:
-                problem = f"cannot keep the state of round {state.round} in {self._folder}"
-                self._put(state, None, beside, problem)
+            if self._file_of(state) and (state.digest in self._written or self._is_sound(state)):
+                return
+            problem = f"cannot keep the state of round {state.round} in {self._folder}"
+            self._put(state, None, beside, problem)
+
+    def _is_sound(self, state: OuterState) -> bool:
+        """Whether the file of a state that an earlier process wrote is not damaged."""
+        here = self.of(state.round)
+        return here is not None and here.digest == state.digest
 
     def drop(self, round: int) -> None:
         """Remove the state of a round, so that not even a power cut restores it. Blocks. Raises PierError."""
@@ -159,6 +166,7 @@ class StateStore:
             self._write(temporary, state, checkpoint)
             self._swap_in(temporary, final)
             self._rotate(final, beside)
+            self._written.append(state.digest)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise unwritable(problem, error) from error
