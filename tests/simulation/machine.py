@@ -34,6 +34,7 @@ class Machine:
     Attributes:
         folder: of its site's data; it has another name after each process, so that a dead one cannot write into it.
         now: the last process.
+        damaged: whether its disk has lost what it had saved.
     """
 
     def __init__(self, world: World, site: str, root: Path, peers: tuple[str, ...]) -> None:
@@ -41,7 +42,7 @@ class Machine:
         self.folder = root / f"{site}.0"
         self.now: Process | None = None
         self.full: str = ""
-        self.paused = False
+        self.paused = self.damaged = False
         self.starts = 0
 
     @property
@@ -141,6 +142,7 @@ class Machine:
         if self.up or len(found) < 2:
             return
         self.world.note(self.site, f"{found[-1].name} is {how}")
+        self.damaged = True
         if how == "deleted":
             shutil.rmtree(found[-1])
         else:

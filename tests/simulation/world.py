@@ -4,7 +4,7 @@
   is in no memory and on no disk any more when the round gets another one is not a fork, but undone.
 - A site that never went down loses no inner step.
 - Once nothing happens any more and everybody runs, all finish, soon.
-- Nobody ends with an error, and nobody logs one, but for want of space.
+- Nobody ends with an error, and nobody logs one, but for want of space, or of a committed round that a disk has lost.
 """
 
 from __future__ import annotations
@@ -181,10 +181,14 @@ class World:
         if here is not None and here.dead:
             return
         site, text = here.site if here else "??", f"{record.levelname} {record.module}: {record.getMessage()}"
-        if record.levelno >= logging.ERROR:
+        if record.levelno >= logging.ERROR and not (record.module == "member" and self._has_amnesia(here)):
             self.failed(f"logged: {site}: {text}")
         else:
             self.note(site, text)
+
+    def _has_amnesia(self, here: Process | None) -> bool:
+        """Whether a fault took a committed round from this site's disk: it tells its operator so."""
+        return bool(here and here.rounds and here.rounds.promises.lost and self.machines[here.site].damaged)
 
     def unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An error that nobody caught."""
