@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ class SiteCallback:
         self._step_tokens, self._options = step_tokens, options
         self.site: Site | None = None
 
-    def _join(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def _join(self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> None:
         self.site = join(model, optimizer, step_tokens=self._step_tokens, **self._options)
 
     def _is_over(self, loss: float | Tensor | None) -> bool:

@@ -16,8 +16,8 @@ class PierCallback(SiteCallback, Callback):
     _steps = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Join the run, with the parameters and the optimizer that Lightning has made."""
-        self._join(pl_module, trainer.optimizers[0])
+        """Join the run, with the parameters and the optimizers that Lightning has made."""
+        self._join(pl_module, trainer.optimizers)
         self._steps = trainer.global_step
 
     def on_train_batch_end(self, trainer: Trainer, _module: LightningModule, outputs: Any, *_: Any) -> None:

@@ -57,7 +57,8 @@ class Scene:
 
     def __init__(self, folder: Path) -> None:
         self.model = nn.Linear(2, 1, bias=False)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.others = list[torch.optim.Optimizer]()
         self.outbox, self.anchor, self.table = SharedVector(2), SharedVector(2), SharedVector(COLUMNS)
         self.folder, self.logged = folder, list[tuple[int, dict[str, float | str]]]()
         self.evaluate: Callable[[], float] | None = None
@@ -77,8 +78,8 @@ class Scene:
     def joined(self, *first: Message, publish: bool = True) -> Site:
         """The site, which has heard what to do first."""
         self.say(Attached(self.outbox.path, self.table.path, 0, 1, 100, str(self.folder), 0, publish), *first)
-        link = Link(self._theirs, Ranks())
-        site = Site(OwnState(Vectors(self.model, 0), self.optimizer, link, self.evaluate), link, 8, self.optimizer)
+        link, optimizers = Link(self._theirs, Ranks()), [*self.others, self.optimizer]
+        site = Site(OwnState(Vectors(self.model, 0), optimizers, link, self.evaluate), link, 8, optimizers)
         assert isinstance(self.hear(), Ready)
         return site
 
@@ -322,6 +323,53 @@ def test_an_optimizer_that_has_other_groups_finds_the_state_of_each_parameter(sc
     again.end()
 
 
+def two_optimizers(model: nn.Module, swapped: bool) -> list[torch.optim.Optimizer]:
+    """As people have one for matrices and another one for the rest."""
+    model.register_parameter("bias", nn.Parameter(torch.zeros(1)))
+    matrices = torch.optim.SGD([model.get_parameter("weight")], lr=0.1, momentum=0.9)
+    rest = torch.optim.AdamW([model.get_parameter("bias")], lr=0.1)
+    return [rest, matrices] if swapped else [matrices, rest]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_each_of_several_optimizers_finds_its_state_by_its_kind_and_the_names_of_parameters(
+    scene: Scene, swapped: bool
+) -> None:
+    scene.others = [*two_optimizers(scene.model, swapped=False)]
+    scene.optimizer = scene.others.pop()
+    scene.outbox, scene.anchor = SharedVector(3), SharedVector(3)
+    site = scene.joined(scene.train(50))
+    for parameter in scene.model.parameters():
+        parameter.grad = torch.full_like(parameter, 5.0)
+    scene.others[0].step()
+    scene.step(site)
+    site.close()
+    again = Scene(scene.folder)
+    again.outbox, again.anchor = scene.outbox, scene.anchor
+    again.others = [*two_optimizers(again.model, swapped)]
+    again.optimizer = again.others.pop()
+    again.joined(again.train(50))
+    optimizers = {type(each).__name__: each for each in (again.optimizer, *again.others)}
+    assert optimizers["SGD"].state[again.model.weight]["momentum_buffer"].tolist() == [[5.0, 5.0]]
+    assert optimizers["AdamW"].state[again.model.bias]["step"] == 1
+    again.end()
+
+
+def test_of_several_optimizers_the_steps_of_the_last_one_are_counted(scene: Scene) -> None:
+    scene.others = [torch.optim.SGD(scene.model.parameters(), lr=0.0)]
+    site = scene.joined(scene.train(2))
+    with site:
+        scene.model.weight.grad = torch.ones(1, 2)
+        for _ in range(3):
+            scene.others[0].step()
+        scene.optimizer.step()
+        assert site.step_index == 1
+        scene.say(Over(""))
+        scene.optimizer.step()
+        pytest.fail("the run is over")
+    assert site.step_index == 2
+
+
 def test_a_full_disk_keeps_no_optimizer_state_and_ends_nothing(
     scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -371,7 +419,7 @@ def test_a_site_that_is_closed_early_keeps_its_optimizer(scene: Scene, tmp_path:
     scene.step(site)
     site.close()
     kept = torch.load(tmp_path / "optimizer-0-of-1.pt", weights_only=True)
-    assert kept["state"]["state"][0]["step"] == 1
+    assert kept[0]["state"]["state"][0]["step"] == 1
 
 
 def test_a_loop_that_an_interrupt_ends_within_a_round_cannot_go_on(
@@ -503,7 +551,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"step_tokens": 8.5}, "step_tokens = 8.5"),
     ({"config": "/nowhere/run.toml"}, "/nowhere/run.toml: No such file"),
     ({"config": {"run": {"name": Path("a")}}}, "Path is not JSON serializable"),
-    ({"optimizer": [torch.optim.SGD([torch.zeros(1)])]}, "one torch.optim.Optimizer, and not a list"),
+    ({"optimizer": [[torch.optim.SGD([torch.zeros(1)])]]}, "a list of several, and not a list"),
+    ({"optimizer": {"adam": torch.optim.SGD([torch.zeros(1)])}}, "a list of several, and not a dict"),
 ]
 
 

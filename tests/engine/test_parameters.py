@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import ShardingStrategy
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.fsdp import ShardingStrategy, fully_shard
 
 from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector
@@ -131,4 +133,34 @@ def test_a_model_that_trains_other_parameters_than_at_first_is_refused() -> None
         vectors.check()
     model.load_state_dict(Tied().state_dict(), assign=True)
     with pytest.raises(PierError, match="another parameter scale than at"):
+        vectors.check()
+
+
+@pytest.fixture
+def only_rank() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("only_rank")
+def test_a_sharded_model_that_has_other_parameters_while_it_computes_is_the_same() -> None:
+    fully_shard(model := nn.Linear(2, 2))
+    vectors = Vectors(model, rank=0)
+    model(torch.zeros(1, 2))
+    vectors.check()
+    torch.autograd.backward(model(torch.ones(1, 2)).sum())
+    assert all(parameter.grad is not None for parameter in vectors.parameters.values())
+
+
+@pytest.mark.usefixtures("only_rank")
+def test_a_sharded_model_that_trains_other_parameters_than_at_first_is_refused() -> None:
+    fully_shard(model := nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)))
+    vectors = Vectors(model, rank=0)
+    model.load_state_dict(model.state_dict(), assign=True)
+    with pytest.raises(PierError, match=r"another parameter 0\.weight than at"):
+        vectors.check()
+    vectors = Vectors(model, rank=0)
+    model[1].requires_grad_(True)
+    with pytest.raises(PierError, match=r"trains 1\.weight, which it did not"):
         vectors.check()

@@ -249,7 +249,7 @@ class Site:
         training: the model and its optimizer.
         link: to the daemon, which has been told what the program is.
         step_tokens: tokens of an inner step at this site, at most.
-        optimizer: whose steps `with` counts.
+        optimizers: in the order in which they step; `with` counts the steps of the last one.
         left: called when the site has left its daemon alone, with whether the run is finished.
 
     Attributes:
@@ -265,11 +265,11 @@ class Site:
         training: TrainingState,
         link: Link,
         step_tokens: int,
-        optimizer: Optimizer | None = None,
+        optimizers: Sequence[Optimizer] = (),
         left: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self._training, self._link, self._ranks = training, link, link.ranks
-        self._step_tokens, self._optimizer, self._left = step_tokens, optimizer, left
+        self._step_tokens, self._optimizers, self._left = step_tokens, optimizers, left
         self._steps, self._logged, self._hooks = _Steps(), messages.Waiting(), list[Any]()
         self.finished = self.closed = self._between = self._told_excess = False
         self._process = os.getpid()
@@ -390,11 +390,12 @@ class Site:
         self._left(self.finished)
 
     def __enter__(self) -> Self:
-        if self._optimizer is None:
+        if not self._optimizers:
             raise PierError("`with pier.join(...)` counts the optimizer's steps", "Give pier.join the optimizer too.")
         # Before the step too: one more would change the model of a run that is over.
-        self._hooks.append(self._optimizer.register_step_pre_hook(lambda *_: self._check_over()))
-        self._hooks.append(self._optimizer.register_step_post_hook(lambda *_: self._count()))
+        for optimizer in self._optimizers:
+            self._hooks.append(optimizer.register_step_pre_hook(lambda *_: self._check_over()))
+        self._hooks.append(self._optimizers[-1].register_step_post_hook(lambda *_: self._count()))
         return self
 
     def __exit__(

@@ -1,6 +1,6 @@
 """`pier.join`: how a program finds its daemon, or starts one beside itself, and what a site does with its model.
 
-`Site` moves the program's weights and its optimizer's state; the daemon never sees the latter.
+`Site` moves the program's weights and its optimizers' state; the daemon never sees the latter.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from pier_node.base.toml import read_toml
 from pier_node.engine import messages
 from pier_node.engine.client import Link, Site, daemon_gone, ready
 from pier_node.engine.machines import Ranks, Weights
+from pier_node.engine.optimizers import Optimizers
 from pier_node.engine.parameters import Vectors
 from pier_node.engine.training_process import ENGINE_VARIABLE, PROGRAM_VARIABLE
 
@@ -38,11 +39,11 @@ JOIN_VARIABLE = "PIER_JOIN"
 END_SECONDS = 5.0
 """What a program gets to end by itself when the daemon that started it has died, and the other way round."""
 WRAPPERS = ("accelerate", "lightning", "pytorch_lightning")
-"""Packages that wrap an optimizer, and keep it in `optimizer`."""
+"""Packages that wrap optimizers, and keep it in `optimizer`."""
 LEAVE_SECONDS = 60.0
 """What a daemon gets to leave its run politely after its program has."""
 KEPT_SECONDS = 300.0
-"""How often the optimizer's state is written to the disk."""
+"""How often the optimizers' state is written to the disk."""
 
 _joined = WeakValueDictionary[tuple[int, str], Site]()
 """The sites of a process, by its id and their daemon's socket or their folder; a fork inherits those of its parent."""
@@ -91,11 +92,11 @@ class Daemon:
 
 
 class OwnState:
-    """The model and the optimizer of a site's owner.
+    """The model and the optimizers of a site's owner.
 
     Args:
         vectors: the model's way in and out of shared memory.
-        optimizer: None: it is not kept.
+        optimizers: whose state is kept.
         link: to the daemon.
         evaluate: returns this rank's validation loss with the model's weights as they are, in nats per token; None: the
             program validates for itself.
@@ -106,11 +107,12 @@ class OwnState:
     def __init__(
         self,
         vectors: Vectors,
-        optimizer: Optimizer | None,
+        optimizers: Sequence[Optimizer],
         link: Link,
         evaluate: Callable[[], float] | None,
     ) -> None:
-        self._optimizer, self._link, self._ranks, self._evaluate = optimizer, link, link.ranks, evaluate
+        self._optimizers = Optimizers(optimizers, vectors.parameters)
+        self._link, self._ranks, self._evaluate = link, link.ranks, evaluate
         self._weights, self._vectors = Weights(vectors, link.ranks), vectors
         self._outbox, self._file, self._kept_at = "", Path(), time.monotonic()
         self.can: Sequence[messages.Ability] = ["evaluate"] if evaluate else []
@@ -121,19 +123,19 @@ class OwnState:
         return self._vectors.device
 
     def enter(self, place: messages.Attached) -> None:
-        """Begin with the optimizer's state that this site has kept; a new site also with the program's weights."""
+        """Begin with the optimizers' state that this site has kept; a new site also with the program's weights."""
         self._outbox = place.outbox
         self._file = Path(place.folder) / f"optimizer-{self._ranks.own}-of-{self._ranks.count}.pt"
-        self._restore()
+        self._optimizers.restore(self._file)
         if place.publish:
             self._weights.store(self._outbox)
         self._link.send(messages.Ready())
 
     def load(self, job: messages.Train) -> None:
-        """Take the weights; the optimizer goes on, unless it has to forget its state."""
+        """Take the weights; the optimizers go on, unless they have to forget their state."""
         self._weights.load(job.load)
-        if job.forget and self._optimizer is not None:
-            self._optimizer.state.clear()
+        if job.forget:
+            self._optimizers.forget()
         if job.forget or time.monotonic() - self._kept_at > KEPT_SECONDS:
             self.keep()
 
@@ -157,49 +159,14 @@ class OwnState:
         self._weights.load(path)
 
     def keep(self) -> None:
-        """Write the optimizer's state to the disk."""
-        if self._optimizer is None:
-            return
+        """Write the optimizers' state to the disk."""
         self._kept_at = time.monotonic()
-        part = self._file.with_suffix(".part")
-        try:
-            part.parent.mkdir(parents=True, exist_ok=True)  # on another machine than the daemon's, the first time
-            with part.open("wb") as file:  # by a path of its own it raises RuntimeError when the disk is full
-                kind, names, state = type(self._optimizer).__name__, self._names(), self._optimizer.state_dict()
-                torch.save({"kind": kind, "names": names, "state": state}, file)
-            part.replace(self._file)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink()
-            log.warning("the optimizer's state is not kept: %s: %s", part, error.strerror)
-
-    def _names(self) -> list[str]:
-        """What the optimizer's parameters are called, in the order of its state; "": they are not shared."""
-        assert self._optimizer is not None
-        names = {id(parameter): name for name, parameter in self._vectors.parameters.items()}
-        return [names.get(id(own), "") for group in self._optimizer.param_groups for own in group["params"]]
-
-    def _restore(self) -> None:
-        """Take the optimizer's state from the disk; what the program says of rates and decay stays."""
-        if self._optimizer is None or not self._file.exists():
-            return
-        try:
-            kept = torch.load(self._file, weights_only=True)
-            if kept["kind"] != type(self._optimizer).__name__:
-                raise ValueError(f"it is of {kept['kind']}")
-            state, groups = kept["state"]["state"], self._optimizer.state_dict()["param_groups"]
-            before, now = kept.get("names"), self._names()
-            if before and before != now:  # it has them in other groups, or some of them
-                places = {name: place for place, name in enumerate(before) if name}
-                state = {here: state[places[name]] for here, name in enumerate(now) if places.get(name) in state}
-            self._optimizer.load_state_dict({"state": state, "param_groups": groups})
-        except Exception as error:  # whatever is wrong with it, the site can go on without
-            log.warning("the optimizer starts again: %s cannot be used: %s", self._file, error)
+        self._optimizers.keep(self._file)
 
 
 def join(
     model: nn.Module,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     *,
     step_tokens: SupportsIndex,
     config: Mapping[str, Any] | str | Path | None = None,
@@ -218,7 +185,8 @@ def join(
 
     Args:
         model: its parameters that require gradients are shared; LoRA adapters alone, if only they do.
-        optimizer: its state is kept on the disk, and its steps are counted by `with pier.join(...)`.
+        optimizer: its state is kept on the disk, and its steps are counted by `with pier.join(...)`. A list of several,
+            in the order in which they step: all their states are kept, and the steps of the last one are counted.
         step_tokens: tokens that this site trains on in one inner step, at most; the same at every site.
         config: found a run: tables as of a run.toml, or its path; see docs/program.md.
         peers: join a run: addresses, HOST:PORT, of its sites.
@@ -234,7 +202,7 @@ def join(
     Raises:
         PierError: the run cannot be joined; it says what is wrong and what to do.
     """
-    whole_tokens, optimizer = _whole(step_tokens), _plain(optimizer)
+    whole_tokens, optimizers = _whole(step_tokens), _plain(optimizer)
     ranks = Ranks()
     vectors = Vectors(model, ranks.own)
     if JOIN_VARIABLE in os.environ:
@@ -249,10 +217,10 @@ def join(
     daemon, stream = _connected(words, token) if ranks.own == 0 else (None, None)
     link = Link(stream, ranks)
     with _given_up(daemon, link):
-        own = OwnState(vectors, optimizer, link, evaluate)
+        own = OwnState(vectors, optimizers, link, evaluate)
         tensors, version = list(vectors.tensors), messages.VERSION
         link.send(messages.Attach(version, tensors, whole_tokens, tables, ranks.count, float(patience), [*own.can]))
-        site = _joined[place] = Site(own, link, whole_tokens, optimizer, daemon.wait if daemon else lambda _: None)
+        site = _joined[place] = Site(own, link, whole_tokens, optimizers, daemon.wait if daemon else lambda _: None)
     if ENGINE_VARIABLE in os.environ and ranks.here:
         end_with(site.daemon)
     return site
@@ -265,15 +233,20 @@ def _whole(step_tokens: SupportsIndex) -> int:
     raise PierError(f"step_tokens = {step_tokens!r}: a step has tokens", "Give the most that a step has here: an int.")
 
 
-def _plain(optimizer: Any) -> Optimizer | None:
-    """The optimizer itself, inside what Accelerate or Lightning wrap it in."""
+def _plain(given: Any) -> list[Optimizer]:
+    """The optimizers themselves, inside what Accelerate or Lightning wrap them in."""
+    optimizers = given if isinstance(given, Sequence) else [] if given is None else [given]
+    return [_unwrapped(optimizer) for optimizer in optimizers]
+
+
+def _unwrapped(optimizer: Any) -> Optimizer:
     while type(optimizer).__module__.partition(".")[0] in WRAPPERS:
         optimizer = optimizer.optimizer
-    if optimizer is None or isinstance(optimizer, Optimizer):
+    if isinstance(optimizer, Optimizer):
         return optimizer
     raise PierError(
-        f"pier.join takes one torch.optim.Optimizer, and not a {type(optimizer).__name__}",
-        "Of several give the one whose steps are inner steps: the state of the others is not kept.",
+        f"pier.join takes a torch.optim.Optimizer, or a list of several, and not a {type(optimizer).__name__}",
+        "Give those that train the model, in the order in which they step; None, if nothing of them is to be kept.",
     )
 
 

@@ -139,12 +139,13 @@ class Vectors:
         return next(iter(self.parameters.values())).device
 
     def check(self) -> None:
-        """See that the model still has these parameters, and trains no others. Raises PierError.
-
-        Of a model that FSDP2 shards this cannot be seen: while it computes, it has other parameters.
-        """
+        """See that the model still has these parameters, and trains no others. Raises PierError."""
         if any(map(is_sharded, self.parameters.values())):
-            return
+            from torch.distributed.fsdp import FSDPModule
+
+            for module in self._model.modules():
+                if isinstance(module, FSDPModule):  # after a computation it may still have others, which are whole
+                    module.reshard()
         own = {id(parameter) for parameter in self.parameters.values()}
         here = dict(self._model.named_parameters())
         kept = {id(parameter) for parameter in here.values()}
