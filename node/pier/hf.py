@@ -15,9 +15,10 @@ class PierCallback(SiteCallback, TrainerCallback):
     _told = 0
     """Lines of the Trainer's log that have been read."""
 
-    def on_train_begin(self, *_: Any, **given: Any) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **it: Any) -> None:  # noqa: ARG002
         """Join the run, with the model as the Trainer has wrapped it."""
-        self._join(given["model"], given["optimizer"])
+        self._told = len(state.log_history)
+        self._join(it["model"], it["optimizer"])
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
         """Count an inner step; end the training when the run is over."""
