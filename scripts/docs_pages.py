@@ -10,8 +10,6 @@ import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -141,7 +139,6 @@ def docstrings(node: ast.Module | ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 def metrics() -> Iterator[str]:
     """A table of the metrics of each program."""
-    nobody: Any = SimpleNamespace(in_work=0, pool=SimpleNamespace(missing=set()))
     rows = {
         "A site's metrics": [(f"pier_{name}", text) for name, text in report.METRICS.items()],
         "The coordinator's metrics": [
@@ -150,7 +147,7 @@ def metrics() -> Iterator[str]:
         ],
         "Metrics of pier-node serve": [
             (f"{family.name}_total" if family.type == "counter" else family.name, family.documentation)
-            for family in serving.Metrics(nobody).registry.collect()
+            for family in serving.Metrics(in_work=lambda: 0, lost=lambda: 0).registry.collect()
         ],
     }
     for title, names in rows.items():

@@ -42,9 +42,14 @@ SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
 class Metrics:
-    """What Prometheus reads at /metrics."""
+    """What Prometheus reads at /metrics.
 
-    def __init__(self, asking: Asking) -> None:
+    Args:
+        in_work: returns how many requests are being answered.
+        lost: returns how many models cannot be asked any more.
+    """
+
+    def __init__(self, in_work: Callable[[], int], lost: Callable[[], int]) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "pier_serve_requests", "requests by path and HTTP status", ["path", "status"], registry=self.registry
@@ -52,10 +57,11 @@ class Metrics:
         self.tokens = Counter("pier_serve_tokens", "tokens read and generated", ["kind"], registry=self.registry)
         self.seconds = self._seconds("pier_serve_request_seconds", "from a request to the end of its answer")
         self.prompt_seconds = self._seconds("pier_serve_prompt_seconds", "until the first prompt of a request is read")
-        in_work = Gauge("pier_serve_requests_in_work", "requests that are being answered", registry=self.registry)
-        in_work.set_function(lambda: asking.in_work)
-        lost = Gauge("pier_serve_models_lost", "models that cannot be asked any more", registry=self.registry)
-        lost.set_function(lambda: len(asking.pool.missing))
+        self._gauge("pier_serve_requests_in_work", "requests that are being answered", in_work)
+        self._gauge("pier_serve_models_lost", "models that cannot be asked any more", lost)
+
+    def _gauge(self, name: str, text: str, value: Callable[[], int]) -> None:
+        Gauge(name, text, registry=self.registry).set_function(value)
 
     def _seconds(self, name: str, text: str) -> Histogram:
         return Histogram(name, text, buckets=SECONDS, registry=self.registry)
@@ -63,7 +69,7 @@ class Metrics:
 
 def make_app(asking: Asking, plugs: Plugs | None = None) -> web.Application:
     """The web application of an ensemble or, without `plugs`, of a single model."""
-    metrics = Metrics(asking)
+    metrics = Metrics(lambda: asking.in_work, lambda: len(asking.pool.missing))
     app = web.Application(client_max_size=asking.limits.body, middlewares=[_counted(metrics), _explained])
     app.on_response_prepare.append(add_headers)
     service = _Service(asking, metrics)
