@@ -12,7 +12,7 @@ import subprocess
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -37,6 +37,7 @@ from pier_node.engine.messages import (
     Enough,
     Evaluate,
     Evaluated,
+    Left,
     Logged,
     Message,
     Over,
@@ -71,6 +72,10 @@ class Scene:
 
     def hear(self) -> Message:
         return decode(self._lines.readline())
+
+    def heard(self) -> Iterator[Message]:
+        """What the program has said before it left the connection."""
+        return map(decode, iter(self._lines.readline, b""))
 
     def train(self, steps: int, first: int = 0, forget: bool = False) -> Train:
         return Train(first + 1, first, steps, self.anchor.path, forget, round=0, sites=1, losses={})
@@ -420,6 +425,46 @@ def test_a_site_that_is_closed_early_keeps_its_optimizer(scene: Scene, tmp_path:
     site.close()
     kept = torch.load(tmp_path / "optimizer-0-of-1.pt", weights_only=True)
     assert kept[0]["state"]["state"][0]["step"] == 1
+
+
+ENDS: list[tuple[BaseException | None, bool, bool]] = [
+    (None, True, True),
+    (SystemExit(0), True, True),
+    (SystemExit(3), False, False),
+    (KeyboardInterrupt(), True, False),
+    (RuntimeError("mine"), False, False),
+]
+
+
+@pytest.mark.parametrize(("error", "by_itself", "keeps"), ENDS)
+def test_a_loop_that_ends_early_on_purpose_says_so(
+    scene: Scene, tmp_path: Path, error: BaseException | None, by_itself: bool, keeps: bool
+) -> None:
+    with suppress(type(error) if error else StopTraining), scene.joined(scene.train(1_000)):
+        scene.optimizer.step()
+        if error:
+            raise error
+    said = [*scene.heard()]
+    assert (Left(1) in said) is by_itself
+    assert (tmp_path / "optimizer-0-of-1.pt").exists() is keeps
+
+
+@pytest.mark.parametrize(("error", "by_itself"), [(None, True), (RuntimeError("mine"), False)])
+def test_a_program_that_ends_without_closing_its_site_closes_it_unless_an_error_ends_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, error: Exception | None, by_itself: bool
+) -> None:
+    ends = list[Callable[[], None]]()
+    monkeypatch.setattr("atexit.register", ends.append)
+    scene.step(scene.joined(scene.train(1_000)))
+    if error:
+        monkeypatch.setattr("sys.last_value", error, raising=False)
+    ends[-1]()
+    assert (Left(1) in scene.heard()) is by_itself
+
+
+def test_a_site_whose_run_is_over_does_not_leave_it(scene: Scene) -> None:
+    scene.joined(Over("")).close()
+    assert [*scene.heard()] == [Ready()]
 
 
 def test_a_loop_that_an_interrupt_ends_within_a_round_cannot_go_on(

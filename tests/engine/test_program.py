@@ -37,6 +37,7 @@ from pier_node.engine.messages import (
     Evaluate,
     Evaluated,
     Failed,
+    Left,
     Logged,
     Message,
     Opened,
@@ -664,6 +665,75 @@ async def test_silence_has_an_end(play: Play, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(PierError, match="has said nothing for 0 seconds"):
         await scene.program.evaluate(scene.load)
     assert isinstance(await actor.hear(), Evaluate)
+
+
+async def test_a_program_that_leaves_the_run_is_no_failure(scene: Scene) -> None:
+    left = list[int]()
+    scene.program.on_left = left.append
+    actor, _ = await scene.enter(600.0)
+    training = scene.train()
+    actor.say(Left(7))
+    actor.die()
+    await seen(lambda: left == [7])
+    assert not training.done()
+
+
+async def test_a_program_that_ends_after_it_has_left_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, ends = list[int](), tmp_path / "ends"
+    program = Program(tmp_path / "socket", Command(("sh", "-c", f"while [ ! -e {ends} ]; do sleep 0.05; done")))
+    program.place(CONFIG, 0, 1, tmp_path)
+    program.on_left = left.append
+    starting = asyncio.create_task(program.start())
+    actor = await entered(tmp_path)
+    await starting
+    actor.say(Left(7))
+    actor.die()
+    again = await entered(tmp_path)  # a second training of the same program
+    assert left == []
+    again.say(Left(8))
+    again.die()
+    ends.touch()
+    await seen(lambda: left == [8])
+    monkeypatch.setattr(module, "END_SECONDS", 0)
+    await program.stop()
+
+
+async def test_a_site_does_not_hold_others_up_for_a_program_that_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REJOIN_SECONDS", 0.02)
+    monkeypatch.setattr(module, "LEAVE_SECONDS", 0.02)
+    left, ends, result = list[int](), tmp_path / "ends", tmp_path / "result"
+    script = f"while [ ! -e {ends} ]; do sleep 0.05; done; touch {result}"
+    program = Program(tmp_path / "socket", Command(("sh", "-c", script)))
+    program.place(CONFIG, 0, 1, tmp_path)
+    program.on_left = left.append
+    starting = asyncio.create_task(program.start())
+    actor = await entered(tmp_path)
+    await starting
+    actor.say(Left(7))
+    actor.die()
+    await seen(lambda: left == [7])
+    asyncio.get_running_loop().call_later(0.5, ends.touch)  # what a program does at its end may take long
+    await program.stop()
+    assert result.exists()
+
+
+async def entered(folder: Path) -> Actor:
+    """A program that keeps its optimizer to itself, and is ready."""
+    actor = await connected(folder)
+    actor.say(Attach(VERSION, TENSORS, 8, "", 1, 600, []))
+    assert isinstance(await actor.hear(), Attached)
+    actor.say(Ready())
+    return actor
+
+
+async def seen(happened: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not happened():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def test_stopping_closes_the_connection(play: Play) -> None:

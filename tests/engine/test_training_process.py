@@ -30,10 +30,13 @@ class Scene:
     """A command with a log, and what has gone wrong with it."""
 
     def __init__(self, folder: Path, *words: str) -> None:
-        self.log, self.heard = folder / "logs" / "log", Hearing()
+        self.log, self.heard, self.may_end = folder / "logs" / "log", Hearing(), False
         command = Command(words, {"WORD": "mole"}, self.log)
-        self.tended = TrainingProcess(command, folder / "socket", self._failed)
+        self.tended = TrainingProcess(command, folder / "socket", self._failed, self._may_end)
         self.tended.start()
+
+    async def _may_end(self) -> bool:
+        return self.may_end
 
     def _failed(self, error: PierError) -> None:
         self.heard.error = error

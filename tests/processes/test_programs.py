@@ -195,6 +195,17 @@ def test_a_program_that_ends_at_once_again_and_again_ends_its_site_with_words(si
     assert "the training program ends again and again (exit code 3)" in site.output
 
 
+def test_a_program_that_ends_early_on_purpose_leaves_the_run_and_the_others_finish(sites: Found) -> None:
+    first, *others = run = sites(f"env LEAVE_STEP=25 {command('plain')}", command("plain"), command("plain"), steps=80)
+    for site in run:
+        assert site.ended() == 0
+    assert re.search(r"left the run by itself, after inner step \d\d of 80", first.output)
+    assert "--exec 'env LEAVE_STEP=25" in " ".join(first.output.split())
+    assert "is started again" not in first.output
+    assert [site.round for site in others] == [8, 8]
+    assert len({*results(others)}) == 1
+
+
 def test_a_program_of_another_model_is_refused_before_it_takes_part(sites: Found) -> None:
     run = sites(command("plain"), command("plain", width=11), steps=1_000_000)
     assert run[1].ended() == 1

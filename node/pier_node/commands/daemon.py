@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import select
+import shlex
 import signal
 import sys
 import time
@@ -65,7 +66,7 @@ async def _run(settings: Settings, say: Callable[[str], None], lively: Console |
         if daemon.stopping:
             if view:
                 view.stop()
-            say(f"Left at once. To continue from the last checkpoint:\n\n  {start_command(settings.folder)}\n")
+            say(f"Left at once. To continue from the last checkpoint:\n\n  {_again(settings)}\n")
             os._exit(130)
         say("Leaving the run; once more to leave at once.")
         daemon.stop()
@@ -77,11 +78,19 @@ async def _run(settings: Settings, say: Callable[[str], None], lively: Console |
         async with view.shown() if view else nullcontext():
             await daemon.run()
         if daemon.stopping and load_run(settings.folder):
-            say(f"The site has left the run. To continue:\n\n  {start_command(settings.folder)}\n")
+            say(f"The site has left the run. To continue:\n\n  {_again(settings)}\n")
     except OSError as error:
         if error.errno not in FULL:
             raise
         raise unwritable(str(error.filename or settings.folder), error) from error
+
+
+def _again(settings: Settings) -> str:
+    """What continues the run."""
+    if settings.program_socket:
+        return f"run your program again, with folder={str(settings.folder)!r}"
+    command = f" --exec {shlex.quote(settings.command)}" if settings.command else ""
+    return start_command(settings.folder) + command
 
 
 def _when_ended(program: int, call: Callable[[], None]) -> None:

@@ -14,6 +14,7 @@ import math
 import os
 import select
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -285,7 +286,7 @@ class Site:
         self._job = messages.Train(0, self.total_steps, 0, "", forget=False, round=0, sites=1, losses={})
         with contextlib.suppress(StopTraining), _sharing():  # `step` raises it again
             self._next()
-        atexit.register(self._leave)  # a program that ends without it must not leave its daemon waiting
+        atexit.register(self._end_with_program)  # its daemon must not be left waiting
 
     @property
     def step_index(self) -> int:
@@ -375,17 +376,30 @@ class Site:
             if not (self._over or self.closed) and self._process == os.getpid():
                 self._training.keep()
         finally:
-            self._leave()
+            self._leave(by_itself=True)
 
-    def _leave(self) -> None:
+    def _end_with_program(self) -> None:
+        """Close, if the program has not, unless an error ends it."""
+        error = getattr(sys, "last_value", None)
+        self._end(type(error) if error else None)
+
+    def _end(self, kind: type[BaseException] | None) -> None:
+        if kind is None:
+            self.close()
+        else:  # an optimizer that was interrupted in its step is not worth keeping
+            self._leave(by_itself=kind in (StopTraining, KeyboardInterrupt))
+
+    def _leave(self, by_itself: bool) -> None:
         if self.closed or self._process != os.getpid():  # a fork ends with a copy of this, and must end only itself
             return
         self.closed = True
-        atexit.unregister(self._leave)  # it would keep the model in memory
+        atexit.unregister(self._end_with_program)  # it would keep the model in memory
         while self._hooks:
             self._hooks.pop().remove()
         with contextlib.suppress(PierError):  # the daemon has gone first
             self._tell_logged()
+            if by_itself and not self._over:
+                self._link.send(messages.Left(self.step_index))
         self._link.close()
         self._left(self.finished)
 
@@ -401,10 +415,7 @@ class Site:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if kind is None:
-            self.close()
-        else:  # an optimizer that was interrupted in its step is not worth keeping
-            self._leave()
+        self._end(None if isinstance(error, SystemExit) and not error.code else kind)
         return kind is StopTraining
 
     # --- a round -------------------------------------------------------------------------------
@@ -453,7 +464,7 @@ class Site:
         """The daemon has said something in the middle of inner steps. Raises StopTraining."""
         match message := self._link.receive():
             case messages.Over():
-                self._end(message)
+                self._finish(message)
                 self._check_over()
             case messages.Enough():
                 if message.job == self._job.id:
@@ -466,7 +477,7 @@ class Site:
         while not isinstance(message := self._link.receive(), messages.Train):
             match message:
                 case messages.Over():
-                    self._end(message)
+                    self._finish(message)
                     self._check_over()
                 case messages.Enough():
                     pass  # they were done already
@@ -478,7 +489,7 @@ class Site:
         self._steps, self._job = _Steps(), message
         self._training.load(message)
 
-    def _end(self, over: messages.Over) -> None:
+    def _finish(self, over: messages.Over) -> None:
         self.finished = bool(over.load)
         self._over = "the run is over" if self.finished else "this site leaves the run"
         if self.finished:

@@ -81,7 +81,7 @@ class Waiting:
             log.warning("site.log leaves out %s: %s: %s", name, value, _FITS)
 
 
-VERSION = 8
+VERSION = 9
 """Of these messages. A program that speaks another version is refused."""
 LINE_LIMIT = 1 << 20
 """Maximum length of a line in bytes, including its end."""
@@ -300,6 +300,14 @@ class Rated:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class Left:
+    """Program: it ends by itself, before the run is over."""
+
+    step: int
+    """Index in the whole run of the inner step that would have been next."""
+
+
+@dataclass(frozen=True, config=_STRICT)
 class Failed:
     """Either: an error that a restart cannot fix, with the texts of PierError."""
 
@@ -325,6 +333,7 @@ Message = (
     | Done
     | Evaluated
     | Rated
+    | Left
     | Failed
 )
 

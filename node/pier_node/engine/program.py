@@ -45,6 +45,8 @@ FIRST_SECONDS = 1800.0
 """How long a program may say nothing while it is not known how long its steps take: torch.compile may be at work."""
 FOLLOW_SECONDS = 3.0
 """What a program that has died may take to lose its connection after the next one has attached."""
+REJOIN_SECONDS = 60.0
+"""How long a program that has left the run may take to call pier.join again, before its site leaves too."""
 DEAD_SECONDS = 5.0
 """How long a program may live on without one of its ranks: torchrun ends it within less."""
 LOOK_SECONDS = 1.0
@@ -143,6 +145,7 @@ class Program:
         outbox: what the program published last, weights or a mean gradient, shape [parameters].
         recover_moments: called in a thread when a program died while it wrote moments; if it returns None: zeros.
         on_log: called with metrics of the program's own.
+        on_left: called with the inner steps of the run that were done when the program has left it by itself.
         publishes_moments: whether a program that can is to publish its moments with its weights.
     """
 
@@ -152,7 +155,7 @@ class Program:
             self._folder = SocketFolder("program")
             socket = self._folder.path / "socket"
         self._socket = socket
-        self._process = TrainingProcess(command, socket, self._fail) if command else None
+        self._process = TrainingProcess(command, socket, self._fail, self._has_left) if command else None
         self.attach: messages.Attach | None = None
         self.device = Device()
         self.outbox = SharedVector(0)
@@ -167,6 +170,8 @@ class Program:
         self._on_progress: Callable[[messages.Progress], None] | None = None
         self._view: Callable[[], RunView] = alone
         self.on_log: Callable[[messages.Logged], None] = lambda _: None
+        self.on_left: Callable[[int], None] = lambda _: None
+        self._left: messages.Left | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._patience = Patience(0.0)
         self._table = RankTable(0)
@@ -320,6 +325,8 @@ class Program:
         if self._writer is not None:
             self._writer.close()
         if self._process is not None:
+            if self._left and self._over:  # it may still have much to do
+                await self._process.ended(END_SECONDS)
             await self._process.stop(LEAVE_SECONDS if keeps_state and self.attach else CLOSE_SECONDS)
         if self._server is not None:
             self._server.close()
@@ -588,6 +595,8 @@ class Program:
                 self._answer = message
             case messages.Rated(), messages.Rate() as request if message.id == request.id:
                 self._answer = message
+            case messages.Left(), _:
+                self._left = message
             case messages.Failed(), _:
                 self._hearing.error = PierError(message.problem, message.remedy)
 
@@ -607,7 +616,7 @@ class Program:
             return
         if self.attach is not None and attach.tensors != self.attach.tensors:
             raise PierError("it came back with another model")
-        self._writer, self._placed, self._ready = writer, False, False
+        self._writer, self._placed, self._ready, self._left = writer, False, False, None
         if self._moments.torn:
             log.error("a worker died while it was writing AdamW's moments: they are restored, or begin at zero")
             await asyncio.to_thread(self._moments.restore)
@@ -628,6 +637,9 @@ class Program:
             log.warning("the training program is back, and does the inner steps of this round again")
 
     def _lost(self) -> None:
+        if self._left:
+            self._wait_for_another()
+            return
         if self._process is not None:
             self._process.died()
             return
@@ -637,3 +649,25 @@ class Program:
         self._fail(
             PierError(f"the training program has ended{why}", "Start it again: it continues from its last round.")
         )
+
+    def _wait_for_another(self) -> None:
+        """Have the site leave the run as its program has, unless the program joins it again."""
+        if self._process is None:
+            self._leave()
+            return
+        left = self._left
+        loop = asyncio.get_running_loop()
+        loop.call_later(REJOIN_SECONDS, lambda: self._leave() if self._left is left else None)
+
+    async def _has_left(self) -> bool:
+        """Whether the program, which has ended, had left the run before; then the site leaves it now."""
+        with contextlib.suppress(TimeoutError):  # its last words may not have been read yet
+            await asyncio.wait_for(self._hearing.until(lambda: self._writer is None), FOLLOW_SECONDS)
+        if self._left:
+            self._leave()
+        return self._left is not None
+
+    def _leave(self) -> None:
+        if self._left and not self._stopping:
+            self._over = True
+            self.on_left(self._left.step)

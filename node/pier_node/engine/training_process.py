@@ -11,7 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -183,13 +183,20 @@ class TrainingProcess:
     Args:
         socket: where the daemon listens.
         fail: called with the error when the command cannot be started, or has died too often.
+        may_end: called when the command has ended with exit code 0; returns whether it is not started again.
 
     Attributes:
         over: the command may end: it is not started again.
     """
 
-    def __init__(self, command: Command, socket: Path, fail: Callable[[PierError], None]) -> None:
-        self.command, self._socket, self._fail = command, socket, fail
+    def __init__(
+        self,
+        command: Command,
+        socket: Path,
+        fail: Callable[[PierError], None],
+        may_end: Callable[[], Awaitable[bool]],
+    ) -> None:
+        self.command, self._socket, self._fail, self._may_end = command, socket, fail, may_end
         self.over = False
         self._deaths, self._alive = 0, False
         self._child: Child | None = None
@@ -244,7 +251,7 @@ class TrainingProcess:
                 return
             self._alive = True
             code = await self._child.wait()
-            if self.over:
+            if self.over or (code == 0 and await self._may_end()):
                 return
             self.died()
             if self._deaths > MAX_RESTARTS:

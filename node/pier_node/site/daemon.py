@@ -93,6 +93,12 @@ class Daemon:
         """Leave the run and end `run` within seconds. Ctrl+C and SIGTERM call it: see commands/daemon.py."""
         self._stopping.set()
 
+    def _leave_with_program(self, step: int) -> None:
+        assert self._entrance
+        total = self._entrance.member.config.inner.total_steps
+        self._say(f"The training program has left the run by itself, after inner step {step} of {total}.")
+        self.stop()
+
     def status(self) -> Status | None:
         """The site's status; None: it has not joined its run yet."""
         return self._entrance.reporter.status(self._entrance.roster) if self._entrance else None
@@ -184,6 +190,7 @@ class Daemon:
         settings = self._settings
         command = Command.parse(settings.command) if settings.command else None
         program = self._program = Program(settings.program_socket, command)
+        program.on_left = self._leave_with_program
         stack.push_async_callback(program.stop)
         attach = await program.attached()
         # A site that joins takes the run from its peers.
