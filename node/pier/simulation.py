@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -58,8 +59,13 @@ def simulate(
         folder: takes the sites' folders and logs; None: a new one among the system's temporary files.
 
     Raises:
-        PierError: a site failed; names its log.
+        PierError: a site failed, which names its log; or `train` is in no file.
     """
+    if train.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+        raise PierError(
+            f"sites are processes of their own, and cannot import {train.__qualname__} from a notebook",
+            "Put it into a file beside the notebook (%%writefile sites.py), and import it from there.",
+        )
     home = Path(folder or tempfile.mkdtemp(prefix="pier-simulation-"))
     home.mkdir(parents=True, exist_ok=True)
     addresses = _free_addresses(sites)

@@ -462,6 +462,19 @@ def test_a_program_that_ends_without_closing_its_site_closes_it_unless_an_error_
     assert (Left(1) in scene.heard()) is by_itself
 
 
+def test_a_step_after_the_run_does_not_change_its_result(scene: Scene) -> None:
+    """A program that is started again hears at once that the run is over, and may step before it asks."""
+    result = SharedVector(2)
+    result.array[:] = 5.0, 6.0
+    site = scene.joined(Over(result.path))
+    assert isinstance(scene.hear(), Ready)
+    scene.end()
+    del result
+    with pytest.raises(StopTraining, match="the run is over"):
+        scene.step(site)
+    assert scene.model.weight.tolist() == [[5.0, 6.0]]
+
+
 def test_a_site_whose_run_is_over_does_not_leave_it(scene: Scene) -> None:
     scene.joined(Over("")).close()
     assert [*scene.heard()] == [Ready()]

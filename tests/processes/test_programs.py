@@ -388,7 +388,7 @@ def test_a_simulation_may_return_weights(tmp_path: Path) -> None:
 
 
 def test_a_function_that_sites_cannot_import_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a notebook, whose functions are in no file."""
+    """The process says more than its site can."""
 
     def found() -> None:
         pass
@@ -397,3 +397,10 @@ def test_a_function_that_sites_cannot_import_is_explained(tmp_path: Path, monkey
     monkeypatch.setattr(sys.modules[__name__], "found", found, raising=False)
     with pytest.raises(pier.PierError, match="before it called the function"):
         pier.simulate(found, sites=1, folder=tmp_path)
+
+
+def test_a_function_of_a_notebook_is_refused_before_a_site_starts() -> None:
+    script = "import pier\ndef train():\n  pass\npier.simulate(train, sites=1)"
+    ended = subprocess.run([PYTHON, "-c", script], capture_output=True, text=True, check=False)
+    assert "cannot import train from a notebook" in ended.stderr
+    assert "spawn" not in ended.stderr

@@ -237,7 +237,7 @@ class TrainingState(Protocol):
         """Do what one of the abilities is for, and tell the daemon."""
 
     def finish(self, path: str) -> None:
-        """Load the model of the finished run from a shared vector."""
+        """Load the model of the finished run from a shared vector; if called again, again."""
 
     def keep(self) -> None:
         """Keep what the daemon does not: the site leaves."""
@@ -282,7 +282,7 @@ class Site:
         self.slot, self.slots, self.total_steps = place.slot, place.slots, place.total_steps
         self.daemon = place.daemon
         training.enter(place)
-        self._over = ""
+        self._over = self._result = ""
         self._job = messages.Train(0, self.total_steps, 0, "", forget=False, round=0, sites=1, losses={})
         with contextlib.suppress(StopTraining), _sharing():  # `step` raises it again
             self._next()
@@ -329,6 +329,8 @@ class Site:
         loss: float | Tensor | None = None,
         gradient_norm: float | Tensor | None = None,
     ) -> None:
+        if self.finished:  # of a run that was over before this step
+            self._training.finish(self._result)
         self._check_over()
         steps, now = self._steps, time.monotonic()
         own = self._step_tokens / self._ranks.count if tokens is None else float(tokens)
@@ -493,7 +495,8 @@ class Site:
         self.finished = bool(over.load)
         self._over = "the run is over" if self.finished else "this site leaves the run"
         if self.finished:
-            self._training.finish(over.load)
+            self._result = over.load
+            self._training.finish(self._result)
         else:
             self._training.keep()
         self._ranks.meet()

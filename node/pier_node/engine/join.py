@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 
 from pier_node.base.errors import PierError
 from pier_node.base.processes import SocketFolder, outlive_parent
+from pier_node.base.shared import Vector
 from pier_node.base.toml import read_toml
 from pier_node.engine import messages
 from pier_node.engine.client import Link, Site, daemon_gone, ready
@@ -71,7 +72,11 @@ class Daemon:
             except OSError:
                 stream.close()
             if self._process.poll() is not None:
-                raise PierError("Pier's daemon did not start", "What it printed says why.")
+                raise PierError(
+                    "Pier's daemon did not start",
+                    "What it printed says why: above, or in the terminal of a notebook's server if its kernel shows no "
+                    "output of other programs.",
+                )
             time.sleep(0.05)
 
     def wait(self, finished: bool) -> None:
@@ -115,6 +120,7 @@ class OwnState:
         self._link, self._ranks, self._evaluate = link, link.ranks, evaluate
         self._weights, self._vectors = Weights(vectors, link.ranks), vectors
         self._outbox, self._file, self._kept_at = "", Path(), time.monotonic()
+        self._result: list[Vector | None] = []
         self.can: Sequence[messages.Ability] = ["evaluate"] if evaluate else []
 
     @property
@@ -155,8 +161,10 @@ class OwnState:
         self._link.send(messages.Evaluated(request.id, total / self._ranks.count))
 
     def finish(self, path: str) -> None:
-        """Load the weights."""
-        self._weights.load(path)
+        """Load the weights, and keep them: the daemon may be gone when they are wanted again."""
+        if not self._result:
+            self._result = [self._weights.mapped(path)]
+        self._weights.take(*self._result)
 
     def keep(self) -> None:
         """Write the optimizers' state to the disk."""

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pier_node.base.errors import PierError
-from pier_node.base.shared import attach
+from pier_node.base.shared import Vector, attach
 
 if TYPE_CHECKING:  # it loads DTensor, which Pier's own trainer does without
     from pier_node.engine.parameters import Vectors
@@ -106,11 +106,18 @@ class Weights:
 
     def load(self, path: str) -> None:
         """Take this rank's part from a shared vector of the daemon."""
+        self.take(self.mapped(path))
+
+    def mapped(self, path: str) -> Vector | None:
+        """A shared vector of the daemon, which stays while it is mapped; None: this rank cannot map it."""
+        return attach(path, self._vectors.length) if self._ranks.here else None
+
+    def take(self, weights: Vector | None) -> None:
+        """Take this rank's part from what it has mapped."""
         vectors, ranks = self._vectors, self._ranks
-        if ranks.here:
-            vectors.load(path)
-        if ranks.own == 0 and ranks.away:
-            weights = attach(path, vectors.length)
+        if weights is not None:
+            vectors.take(weights)
+        if ranks.own == 0 and weights is not None:
             for rank in ranks.away:
                 for _, place in vectors.places(weights, self._parts[rank]):
                     ranks.send(place, rank)
