@@ -161,10 +161,6 @@ class Vectors:
                 "Freeze after pier.join what is to be trained later; or give pier.join only the part that sites share.",
             )
 
-    def load(self, path: str) -> None:
-        """Take this rank's part of the weights from a shared vector."""
-        self.take(attach(path, self.length))
-
     def take(self, vector: Vector, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Take this rank's part from a vector, shape [length].
 
