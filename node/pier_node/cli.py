@@ -275,8 +275,8 @@ def init(
 def start(peers: tuple[str, ...], quiet: bool, log_json: bool, **given: Any) -> None:
     """Found a run, join one, or resume one.
 
-    --run founds a run. --peers or --coordinator joins one. Without these options, the run in --data resumes, or the one
-    of run.toml here begins. Ctrl+C leaves the run cleanly; the same command resumes it later.
+    --run founds a run. --peers or --coordinator joins one. Without these options, the run in --data resumes, or,
+    without --data, the one of run.toml here begins. Ctrl+C leaves the run cleanly; the same command resumes it later.
     """
     from pier_node.trainer.early_start import start_early
 

@@ -36,7 +36,7 @@ def test_a_run_without_a_checkpoint_and_a_folder_without_a_run(site: Path, tmp_p
     assert set(on_disk(site)) == {"data", "command", "run", "run_hash", "rounds"}
     assert on_disk(tmp_path / "new") == {
         "data": str(tmp_path / "new"),
-        "command": "pier-node start --run run.toml",
+        "command": f"pier-node start --data {tmp_path / 'new'} --run run.toml",
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,15 @@ def test_a_folder_is_of_one_run_and_of_one_daemon(found: Found) -> None:
     assert honest.stop() == 0
     run.path.write_text(run.path.read_text().replace("seed = 1", "seed = 2"))
     refused(honest, "belongs to another run than", "choose another --data folder")
+
+
+def test_a_site_whose_folder_is_deleted_says_so_and_ends(found: Found) -> None:
+    site = found(1, **LONG).sites[0]
+    site.start()
+    site.reach(1)
+    shutil.rmtree(site.folder, ignore_errors=True)
+    assert site.ended(20.0) == 1
+    assert "was deleted or moved while this site ran" in " ".join(site.output.split())
 
 
 def test_a_taken_port_is_named(found: Found) -> None:

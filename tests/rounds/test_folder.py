@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
-from pier_node.rounds.folder import SITE_FILE, SiteRecord, claim, load_run, read_events, save_run
+from pier_node.rounds.folder import SITE_FILE, SiteRecord, claim, load_run, read_events, require_claimed, save_run
 from pier_proto.v1.peer_pb2 import Site
 
 PEER = Site(node="b" * 16, name="lab-b", address="10.0.0.2:7700", slot=1)
@@ -64,3 +65,17 @@ def test_a_folder_has_one_daemon(tmp_path: Path) -> None:
     with claim(tmp_path), pytest.raises(PierError, match="another pier-node runs in"):
         claim(tmp_path)
     claim(tmp_path).close()
+
+
+def test_a_daemon_notices_that_its_folder_is_gone_even_if_another_is_in_its_place(tmp_path: Path) -> None:
+    folder = tmp_path / "site"
+    with claim(folder) as lock:
+        require_claimed(folder, lock)
+        folder.rename(tmp_path / "moved")
+        with pytest.raises(PierError, match="was deleted or moved"):
+            require_claimed(folder, lock)
+        (tmp_path / "moved").rename(folder)
+        require_claimed(folder, lock)
+        shutil.rmtree(folder)
+        with claim(folder), pytest.raises(PierError, match="was deleted or moved"):
+            require_claimed(folder, lock)

@@ -74,7 +74,8 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for scri
 RUN = click.option(
     "--run",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The run.toml of a run to found. [default: the run in --data, or the one of --peers, or run.toml here]",
+    help="The run.toml of a run to found. [default: the run in --data, or the one of --peers; without --data also "
+    "run.toml here]",
 )
 PEERS = click.option(
     "--peers",
@@ -196,7 +197,12 @@ def dataset(otherwise: str) -> str:
 def preset(of_what: str) -> Callable[..., Any]:
     """The option for one of the named models."""
     return click.option(
-        "--preset", type=click.Choice(list(PRESETS)), default="llama-1m", show_default=True, help=of_what
+        "--preset",
+        type=click.Choice(list(PRESETS)),
+        metavar="NAME",  # the list of names has no place to wrap
+        default="llama-1m",
+        show_default=True,
+        help=f"{of_what} One of {', '.join(PRESETS)}.",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -123,6 +124,20 @@ def claim(folder: Path) -> IO[bytes]:
             f"Stop it with `pier-node stop --data {folder}`, or give this one another --data folder and --listen port.",
         ) from error
     return file
+
+
+def require_claimed(folder: Path, lock: IO[bytes]) -> None:
+    """Check that a folder is still the one that `claim` locked. Raises PierError."""
+    try:
+        gone = not (folder / LOCK_FILE).exists() or os.fstat(lock.fileno()).st_nlink == 0
+    except OSError:  # a network file system that does not answer now
+        return
+    if gone:
+        raise PierError(
+            f"{folder}, or the file {LOCK_FILE} in it, was deleted or moved while this site ran",
+            "Put all of it back and start again. If it is lost, start with an empty --data folder, as a new site: this "
+            "one's key and votes were there.",
+        )
 
 
 def unwritable(folder: Path, error: OSError) -> PierError:

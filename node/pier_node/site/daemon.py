@@ -28,7 +28,7 @@ from pier_node.identity.node import Signer, Token
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import total_rounds
 from pier_node.rounds.double_votes import Convicted
-from pier_node.rounds.folder import DAEMON_FILE, SiteRecord, claim, unwritable
+from pier_node.rounds.folder import DAEMON_FILE, SiteRecord, claim, require_claimed, unwritable
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.proofs import PROOFS_FILE, Proofs
 from pier_node.rounds.roster import Roster, sign_entry
@@ -148,7 +148,8 @@ class Daemon:
         """Find the run and enter it."""
         settings = await self._attach_program(stack) if self._settings.has_program else self._settings
         await asyncio.to_thread(check_start, settings)
-        stack.callback((await self._claimed()).close)
+        lock = await self._claimed()
+        stack.callback(lock.close)
         await asyncio.to_thread(check_port, settings)
         member = await find_run(settings)
         if self._program:
@@ -158,6 +159,7 @@ class Daemon:
         entrance = Entrance(member, settings, self._say)
         self._entrance = entrance
         joined = await entrance.enter(stack, self._coordination(entrance))
+        joined.background.start(stack, self._stays_claimed(lock))
         if joined.record.founder and member.enrolment is None:
             kept = None if self._on_terminal else Token.path(settings.folder).absolute()
             self._say(member.invitation(joined.reporter.site.address, kept))
@@ -181,6 +183,11 @@ class Daemon:
                 if time.monotonic() >= deadline:
                     raise
             await asyncio.sleep(0.1)
+
+    async def _stays_claimed(self, lock: IO[bytes]) -> None:
+        while True:
+            require_claimed(self._settings.folder, lock)
+            await asyncio.sleep(1.0)
 
     async def _attach_program(self, stack: AsyncExitStack) -> Settings:
         """Wait for the training program. Returns the settings, with the run that it founds, if it founds one.

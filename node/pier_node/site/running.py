@@ -19,6 +19,7 @@ import psutil
 
 from pier_node.base.errors import PierError
 from pier_node.base.processes import ticks_of
+from pier_node.config.presets import RUN_TOML
 from pier_node.rounds.folder import DAEMON_FILE, EVENTS_FILE, load_run, read_events
 
 Status = dict[str, Any]
@@ -98,7 +99,7 @@ def on_disk(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"data": str(folder), "command": start_command(folder)}
     config = load_run(folder)
     if config is None:
-        return {**found, "command": "pier-node start --run run.toml"}
+        return {**found, "command": f"{start_command(folder)} --run {RUN_TOML}"}
     from pier_node.outer.schedule import total_rounds
     from pier_node.rounds.state_store import CHECKPOINTS, StateStore
 

@@ -258,6 +258,12 @@ def test_a_missing_path_is_named(tmp_path: Path) -> None:
     assert "--dataset PATH" in caught.value.remedy
 
 
+def test_a_pipe_is_not_called_missing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PierError, match=r"pipe: neither a file nor a folder"):
+        find_entries(tmp_path / "pipe")
+
+
 @pytest.mark.parametrize(("suffix", "said"), [("", "no visible file"), (".jsonl", "no .jsonl file")])
 def test_a_folder_without_a_file_is_an_error(tmp_path: Path, suffix: str, said: str) -> None:
     write(tmp_path, ".hidden")

@@ -58,12 +58,13 @@ def find_entries(root: Path, suffix: str = "", left_out: frozenset[str] = frozen
     Hidden files and folders, and those named in `left_out`, are skipped.
 
     Raises:
-        PierError: there is no such file or folder, a folder cannot be read, or it contains no file.
+        PierError: it is no file or folder, a folder cannot be read, or it contains no file.
     """
     if root.is_file():
         return [Entry("", root)]
     if not root.is_dir():
-        raise PierError(f"data path {root}: no such file or folder", "Correct [data] path, or give --dataset PATH.")
+        problem = "neither a file nor a folder" if root.exists() else "no such file or folder"
+        raise PierError(f"data path {root}: {problem}", "Correct [data] path, or give --dataset PATH.")
     remedy = "Put the data there, correct [data] path, or give --dataset PATH."
     found = (path for path in _walk(root, left_out) if path.name.endswith(suffix) and path.is_file())
     entries = sorted(Entry(path.relative_to(root).as_posix(), path) for path in found)
