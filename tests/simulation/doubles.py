@@ -228,6 +228,7 @@ DOUBLES: dict[Any, dict[str, Any]] = {
         "StatusServer": _Nothing,
         "ProbeServer": _Nothing,
         "claim": _Nothing,
+        "require_claimed": lambda *_: None,  # the folder of a process that dies is renamed
         "name_in_logs": lambda _called: None,
     },
     replica: {
