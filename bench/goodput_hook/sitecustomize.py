@@ -43,7 +43,7 @@ def wait_for_all() -> None:
     from pier_node.site import training
 
     def patient(config: RunConfig, number: int) -> RoundPlan:
-        return replace(round_plan(config, number), first_exchange=True)
+        return replace(round_plan(config, number), sites=config.run.sites)
 
     vars(training)["round_plan"] = patient
 

@@ -28,7 +28,7 @@ from torch import nn
 from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector
 from pier_node.engine import client
-from pier_node.engine.client import Link, Site, State, StopTraining
+from pier_node.engine.client import DaemonConnection, Site, State, StopTraining
 from pier_node.engine.join import OwnState, join
 from pier_node.engine.machines import Ranks
 from pier_node.engine.messages import (
@@ -83,7 +83,7 @@ class Scene:
     def joined(self, *first: Message, publish: bool = True) -> Site:
         """The site, which has heard what to do first."""
         self.say(Attached(self.outbox.path, self.table.path, 0, 1, 100, str(self.folder), 0, publish), *first)
-        link, optimizers = Link(self._theirs, Ranks()), [*self.others, self.optimizer]
+        link, optimizers = DaemonConnection(self._theirs, Ranks()), [*self.others, self.optimizer]
         site = Site(OwnState(Vectors(self.model, 0), optimizers, link, self.evaluate), link, 8, optimizers)
         assert isinstance(self.hear(), Ready)
         return site
@@ -282,14 +282,14 @@ def test_steps_end_early_when_the_daemon_says_that_it_is_enough(scene: Scene) ->
 
 
 def test_in_a_short_round_ranks_look_eight_times(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, look = list[int](), Link.look
+    looks, look = list[int](), DaemonConnection.look
     site = scene.joined(scene.train(80))
 
-    def noted(link: Link, again: int) -> tuple[bool, int]:
+    def noted(link: DaemonConnection, again: int) -> tuple[bool, int]:
         looks.append(site.step_index)
         return look(link, again)
 
-    monkeypatch.setattr(Link, "look", noted)
+    monkeypatch.setattr(DaemonConnection, "look", noted)
     scene.steps(site, [None] * 80, then=scene.train(80, first=80))
     assert looks == [1, 11, 21, 31, 41, 51, 61, 71]
 
@@ -491,7 +491,7 @@ def test_a_loop_that_an_interrupt_ends_within_a_round_cannot_go_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Link, "receive", interrupted)
+        patch.setattr(DaemonConnection, "receive", interrupted)
         with pytest.raises(KeyboardInterrupt):
             scene.step(site)
     scene.say(scene.train(2, first=2))
@@ -552,13 +552,13 @@ def test_what_does_not_fit_is_left_out_with_one_warning_a_name(scene: Scene, cap
 def test_ranks_look_for_a_stop_once_a_second(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, looks = [0.0], list[float]()
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    look = Link.look
+    look = DaemonConnection.look
 
-    def noted(link: Link, again: int) -> tuple[bool, int]:
+    def noted(link: DaemonConnection, again: int) -> tuple[bool, int]:
         looks.append(clock[0])
         return look(link, again)
 
-    monkeypatch.setattr(Link, "look", noted)
+    monkeypatch.setattr(DaemonConnection, "look", noted)
     site = scene.joined(scene.train(1_000))
     for seconds, count in ((3.0, 20), (0.01, 500)):
         looks.clear()

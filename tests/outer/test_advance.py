@@ -37,7 +37,7 @@ def state(anchor: Any, momentum: Any, **more: SharedVector) -> OuterState:
 
 
 def plan(kind: Kind, momentum: float, lr: float = 0.0, warmup: bool = False, first: int = 0) -> RoundPlan:
-    return RoundPlan(5, kind, first, 1, momentum, lr, warmup, False)
+    return RoundPlan(5, kind, first, 1, momentum, lr, warmup, sites=1)
 
 
 def step(before: OuterState, mean: Any, what: RoundPlan) -> OuterState:

@@ -74,36 +74,36 @@ def test_constant(done: float, momentum: float, lr: float) -> None:
 
 
 def pier(**outer: Any) -> RunConfig:
-    return config(inner={"total_steps": 1000}, inner_steps=50, **outer)
+    return config(run={"sites": 4}, inner={"total_steps": 1000}, inner_steps=50, **outer)
 
 
 def test_solo_start() -> None:
     run = pier()
     assert (start_steps(run), total_rounds(run)) == (100, 20)
-    assert round_plan(run, 2) == RoundPlan(2, Kind.SOLO, 50, 50, 0.9, 0.0, True, False)
+    assert round_plan(run, 2) == RoundPlan(2, Kind.SOLO, 50, 50, 0.9, 0.0, True, 1)
     plan = round_plan(run, 3)
-    assert plan == RoundPlan(3, Kind.LOCAL, 100, 50, 0.95, plan.lr, False, True)
+    assert plan == RoundPlan(3, Kind.LOCAL, 100, 50, 0.95, plan.lr, False, 4)
     assert plan.lr == pytest.approx(0.55)
-    assert round_plan(run, 4).first_exchange is False
+    assert round_plan(run, 4).sites == 1
     assert round_plan(run, 20).lr == 0.9
 
 
 def test_sync_start_is_a_round_a_step_and_gathers_momentum_once_an_interval() -> None:
     run = pier(start="sync")
     assert (start_steps(run), total_rounds(run)) == (100, 118)
-    assert round_plan(run, 1) == RoundPlan(1, Kind.SYNC, 0, 1, 0.9, 0.0, True, True)
+    assert round_plan(run, 1) == RoundPlan(1, Kind.SYNC, 0, 1, 0.9, 0.0, True, 4)
     assert [round_plan(run, number).momentum for number in (2, 50, 51, 52)] == [1.0, 1.0, 0.9, 1.0]
     plan = round_plan(run, 101)
-    assert plan == RoundPlan(101, Kind.LOCAL, 100, 50, 0.95, plan.lr, False, False)
+    assert plan == RoundPlan(101, Kind.LOCAL, 100, 50, 0.95, plan.lr, False, 1)
 
 
 def test_plain_algorithms() -> None:
     diloco, sync = pier(algorithm="diloco"), pier(algorithm="sync")
-    assert round_plan(diloco, 1) == RoundPlan(1, Kind.LOCAL, 0, 50, 0.9, 0.7, False, True)
+    assert round_plan(diloco, 1) == RoundPlan(1, Kind.LOCAL, 0, 50, 0.9, 0.7, False, 4)
     noloco = pier(algorithm="noloco")
-    assert round_plan(noloco, 2) == RoundPlan(2, Kind.PAIR, 50, 50, 0.0, 0.0, False, False)
+    assert round_plan(noloco, 2) == RoundPlan(2, Kind.PAIR, 50, 50, 0.0, 0.0, False, 1)
     assert total_rounds(sync) == 1000
-    assert round_plan(sync, 1000) == RoundPlan(1000, Kind.SYNC, 999, 1, 0.0, 0.0, False, False)
+    assert round_plan(sync, 1000) == RoundPlan(1000, Kind.SYNC, 999, 1, 0.0, 0.0, False, 1)
 
 
 @pytest.mark.parametrize(
@@ -133,12 +133,11 @@ def test_rounds_cover_every_step_once_and_start_once(
     assume(algorithm != "sync" or start == "none")
     assume(algorithm != "noloco" or start != "sync")
     outer: dict[str, Any] = {"algorithm": algorithm, "inner_steps": every, "start": start, "start_fraction": fraction}
-    run = config(inner={"total_steps": steps}, **outer)
+    run = config(run={"sites": 3}, inner={"total_steps": steps}, **outer)
     plans = [round_plan(run, number) for number in range(1, total_rounds(run) + 1)]
     assert [step for plan in plans for step in range(plan.first_step, plan.first_step + plan.steps)] == [*range(steps)]
     exchanging = [plan for plan in plans if plan.kind is not Kind.SOLO]
-    assert [plan.first_exchange for plan in exchanging[:2]] == [True, False][: len(exchanging)]
-    assert not any(plan.first_exchange for plan in exchanging[1:])
+    assert [plan.sites for plan in exchanging] == [3, *[1] * len(exchanging)][: len(exchanging)]
     assert [plan.kind for plan in plans] == sorted((plan.kind for plan in plans), key=lambda kind: kind in APART)
     assert start_steps(run) % every == 0 or start_steps(run) == steps
 
@@ -146,9 +145,9 @@ def test_rounds_cover_every_step_once_and_start_once(
 def test_noloco_at_the_size_of_its_paper() -> None:
     """NoLoCo (arXiv 2506.10911): 500 rounds, at the inner steps 50, 100, … 25 000, and the paper's inner rates."""
     inner = {"total_steps": 25_000, "warmup_steps": 1000, "lr": 6e-4, "min_lr": 6e-5}
-    run = config(inner=inner, algorithm="noloco")
+    run = config(run={"sites": 16}, inner=inner, algorithm="noloco")
     plans = [round_plan(run, number) for number in range(1, total_rounds(run) + 1)]
     assert [plan.first_step + plan.steps for plan in plans] == [*range(50, 25_001, 50)]
-    assert [plan.first_exchange for plan in plans] == [True] + [False] * 499
+    assert [plan.sites for plan in plans] == [16] + [1] * 499
     rates = {step: learning_rate(step, run.inner) for step in (0, 999, 13_000, 25_000)}
     assert rates == pytest.approx({0: 6e-7, 999: 6e-4, 13_000: 0.55 * 6e-4, 25_000: 6e-5})

@@ -55,7 +55,7 @@ def test_votes_that_were_given_away_stay_away(found: Found) -> None:
             site.wait("has no attempt under way", lambda site=site: not commitments(site).engaged)  # type: ignore[misc]
         third.send(SIGSTOP)
         assert leaver.stop() == 0
-        assert [it.heir for it in commitments(leaver).gifts] == [heir.node]
+        assert [it.heir for it in commitments(leaver).given] == [heir.node]
         heir.send(SIGSTOP)
         third.send(SIGCONT)
         third.release()

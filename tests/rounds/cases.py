@@ -226,6 +226,7 @@ class Member(Neighbour):
         self.rounds = Rounds(self.tools, state, lambda _: LENGTH, nonces(node))
         StateServer(self.carrier, self.rounds.offer, self.rounds.prove)
         self.held: dict[str, OuterState] = {}
+        self.needs = 1
 
     def pulse(self) -> Pulse:
         state = self.rounds.state
@@ -247,7 +248,7 @@ class Member(Neighbour):
     def contribute(self, amount: float, tokens: int = 1) -> asyncio.Task[OuterState]:
         """Take part in the next round with `amount` in every place."""
         update = Update(np.full(LENGTH, amount, np.float32), tokens)
-        return self.play(self.rounds.commit(update, add_mean))
+        return self.play(self.rounds.commit(update, add_mean, self.needs))
 
 
 def link(

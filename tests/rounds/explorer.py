@@ -68,17 +68,17 @@ class Site(NamedTuple):
         return self.bound.votes if self.state.round == self.bound.committed else frozenset()
 
     def shown(self, name: str) -> frozenset[bytes]:
-        """Its own gifts, and what proves those that it got."""
+        """Its own handovers, and what proves those that it got."""
         ours = (
             Handover(node=name, heir=it.heir, number=number, votes=sorted(it.votes)).SerializeToString(
                 deterministic=True
             )
-            for number, it in enumerate(self.bound.gifts, 1)
+            for number, it in enumerate(self.bound.given, 1)
         )
         return self.bound.handovers.union(ours)
 
 
-class Gift(NamedTuple):
+class Sent(NamedTuple):
     """Votes on their way to an heir, and what the giver shows."""
 
     giver: int
@@ -103,7 +103,7 @@ class World(NamedTuple):
     sites: tuple[int, ...]
     votes: frozenset[tuple[int, str]]
     """Of the attempts that somebody is in."""
-    handovers: frozenset[Gift]
+    handovers: frozenset[Sent]
     committed: tuple[Digest, ...]
     budget: Budget
     witnessed: tuple[int, str] = (-1, "")
@@ -127,7 +127,7 @@ class Rule:
         if not self.remembers_what_it_committed and round < bound.committed:
             bound = Commitments.fresh(round, name)
         if not self.remembers_given_votes:
-            bound = replace(bound, votes=frozenset(name), gifts=(), handovers=frozenset())
+            bound = replace(bound, votes=frozenset(name), given=(), handovers=frozenset())
         if not self.remembers_promises:
             bound = replace(bound, promised=bound.vote.ballot if bound.vote else NO_BALLOT)
         if not self.remembers_votes:
@@ -303,8 +303,8 @@ class Explorer:
         given = world._replace(witnessed=(round, name))
         if is_free:
             yield f"the witness gives {name} its vote, and its answer is lost", given
-        gift = Handover(node=WITNESS, heir=name, number=1, votes=[WITNESS]).SerializeToString(deterministic=True)
-        taken = site._replace(bound=site.bound.taking(round, frozenset(WITNESS), frozenset([gift])))
+        handed = Handover(node=WITNESS, heir=name, number=1, votes=[WITNESS]).SerializeToString(deterministic=True)
+        taken = site._replace(bound=site.bound.taking(round, frozenset(WITNESS), frozenset([handed])))
         yield f"the witness gives {name} its vote", self._with(given, index, taken)
 
     def _settled(self, world: World, index: int, site: Site, state: Digest, keeps: bool) -> World:
@@ -336,11 +336,11 @@ class Explorer:
             if heir != index:
                 giving = site._replace(bound=site.bound.giving(self.names[heir]))
                 given, shown = self._restarted(index, giving), giving.shown(self.names[index])
-                handover = Gift(index, heir, site.bound.committed, site.votes, shown)
+                handover = Sent(index, heir, site.bound.committed, site.votes, shown)
                 left = world._replace(handovers=world.handovers | {handover})
                 yield f"{self.names[index]} stops, {self.names[heir]} its heir", self._with(left, index, given)
 
-    def _delivered(self, world: World, handover: Gift) -> Iterator[tuple[str, World]]:
+    def _delivered(self, world: World, handover: Sent) -> Iterator[tuple[str, World]]:
         heir, name = self._sites[world.sites[handover.heir]], self.names[handover.heir]
         world = world._replace(handovers=world.handovers - {handover})
         yield f"votes for {name} get lost", world

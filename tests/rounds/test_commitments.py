@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pier_node.rounds.commitments import NO_BALLOT, Cast, Commitments, Gift, as_ballot
+from pier_node.rounds.commitments import NO_BALLOT, Cast, Commitments, Given, as_ballot
 
 X = Cast((2, "a"), (2, "a"), b"x" * 32, ("a", "b"))
 FRESH = Commitments.fresh(4, "a")
@@ -40,7 +40,7 @@ def test_an_earlier_state_or_the_same_frees_it_of_nothing(round: int) -> None:
 
 def test_votes_are_given_by_a_site_that_nothing_binds() -> None:
     given = FRESH.giving("b")
-    assert given == Commitments(4, frozenset(), gifts=(Gift("b", frozenset("a")),))
+    assert given == Commitments(4, frozenset(), given=(Given("b", frozenset("a")),))
     with pytest.raises(ValueError, match="bound"):
         BOUND.giving("b")
 
@@ -58,7 +58,7 @@ def test_whoever_gets_back_a_vote_has_it_in_its_hand() -> None:
 
 def test_gifts_are_kept_in_their_order_with_all_that_was_in_the_hand() -> None:
     again = FRESH.giving("b").taking(4, frozenset("ab")).giving("c")
-    assert again.gifts == (Gift("b", frozenset("a")), Gift("c", frozenset("ab")))
+    assert again.given == (Given("b", frozenset("a")), Given("c", frozenset("ab")))
     assert not again.votes
 
 

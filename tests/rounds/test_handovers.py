@@ -31,15 +31,15 @@ class Stops:
         self.bound[giver] = self.bound[giver].giving(heir)
         if arrives:
             shown = self.handovers(giver)
-            gift = max((it for it in shown if it.node == giver), key=lambda it: it.number)
-            assert received(shown, gift) == before, "what was just given is proven to the heir, and nothing else"
+            last = max((it for it in shown if it.node == giver), key=lambda it: it.number)
+            assert received(shown, last) == before, "what was just given is proven to the heir, and nothing else"
             self.bound[heir] = self.bound[heir].taking(4, before)
             self.shown[heir] += shown
 
     def handovers(self, node: str) -> list[Handover]:
         signed = [
             Handover(node=node, heir=it.heir, round=4, base=STATE, votes=sorted(it.votes), number=number)
-            for number, it in enumerate(self.bound[node].gifts, 1)
+            for number, it in enumerate(self.bound[node].given, 1)
         ]
         return [*self.shown[node], *signed]
 
@@ -94,7 +94,7 @@ def test_a_vote_that_was_given_on_counts_with_the_last_heir() -> None:
 
 
 def test_a_vote_that_came_back_can_be_given_again() -> None:
-    """It comes to a for the second time, and leaves with the second of the gifts in which it is."""
+    """It comes to a for the second time, and leaves with the second of the handovers in which it is."""
     circle = [handover("a", "b"), handover("b", "a", "ab")]
     assert carried("a", circle) == {"a", "b"}
     assert carried("c", [*circle, handover("a", "c", "ab", number=2)]) == {"a", "b", "c"}

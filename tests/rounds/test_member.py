@@ -235,7 +235,7 @@ def test_a_newcomer_with_the_lowest_id_asks_a_member() -> None:
         members = assemble(Network(1, CALM), "ab", outer_state("b"))
         await acquainted(members)
         for member in members.values():
-            member.rounds.sites = 2
+            member.needs = 2
         async with asyncio.timeout(30):
             states = await asyncio.gather(*(member.contribute(1.0) for member in members.values()))
         assert {state.members for state in states} == {("a", "b")}
@@ -304,7 +304,7 @@ def test_a_member_that_is_started_again_in_an_attempt_is_in_the_next_one_at_once
         members = assemble(network, "ab", outer_state("ab"), a=doomed)
         await acquainted(members)
         for member in members.values():
-            member.rounds.sites = 2
+            member.needs = 2
         waiting = members["b"].contribute(1.0)
         doomed.contribute(1.0)
         await killed.wait()
@@ -312,7 +312,7 @@ def test_a_member_that_is_started_again_in_an_attempt_is_in_the_next_one_at_once
         await asyncio.sleep(0.5)
         back = Member(network, "a", outer_state("ab"), found=doomed.journal.now)
         back.meet("b")
-        back.rounds.sites = 2
+        back.needs = 2
         back.carrier.spawn(back.rounds.run())
         members["b"].held["b"] = back.held["b"] = members["b"].rounds.promises.shadow or outer_state("ab")
         members["b"].roster.contacts["a"].started_at = began = clock()  # as its newer entry says
@@ -377,7 +377,7 @@ def test_a_leader_that_waits_for_a_site_that_has_not_come_yet_is_in_the_right() 
         members = assemble(network, "abc", outer_state("abc"))
         await acquainted(members)
         for member in members.values():
-            member.rounds.sites = 4
+            member.needs = 4
         tasks = [member.contribute(1.0) for member in members.values()]
         await asyncio.wait(tasks, timeout=3 * STANDSTILL)
         assert not any(task.done() for task in tasks)

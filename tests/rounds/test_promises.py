@@ -71,7 +71,7 @@ async def test_votes_that_were_given_away_stay_away_until_the_next_round() -> No
     await made.settle(4)
     assert made.votes == frozenset()
     assert await made.give("b") == frozenset()
-    assert len(made.now.gifts) == 1, "nothing is not given"
+    assert len(made.now.given) == 1, "nothing is not given"
     await made.settle(5)
     assert made.votes == {"a"}
 

@@ -52,8 +52,8 @@ def test_the_first_member_that_asks_has_the_vote_of_a_round_and_restarts_change_
 ) -> None:
     witness = here()
     first = witness.answer("b", request(2), "a")
-    gift = READER.read(Handover, first.handover)
-    assert gift == Handover(node=W, heir="b", round=1, base=digest(1), votes=[W], number=1)
+    given = READER.read(Handover, first.handover)
+    assert given == Handover(node=W, heir="b", round=1, base=digest(1), votes=[W], number=1)
     for again in (witness, here()):
         assert again.answer("b", request(2), "a").handover.statement == first.handover.statement
         assert again.answer("a", request(2), "a") == WitnessReply(trusted=2, reason="b has its vote for round 2")

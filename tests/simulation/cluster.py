@@ -45,8 +45,7 @@ from pier_node.rounds.roster import Roster
 from pier_node.rounds.state_store import Checkpoint
 from pier_node.rounds.witness import WITNESS_FILE, Witness
 from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
-from pier_node.site.loop import run_work
-from pier_node.site.orders import Orders
+from pier_node.site.loop import Orders, run_work
 from pier_node.site.training import Training
 from pier_node.wire.carrier import BadMessage, PeerLost
 from pier_node.wire.states import StateServer

@@ -26,8 +26,8 @@ from pier_node.rounds.state_store import Checkpoint
 from pier_node.site import daemon, replica, resume
 from pier_node.site.daemon import Daemon
 from pier_node.site.join import Membership
+from pier_node.site.loop import Orders
 from pier_node.site.membership import pairs_of_two, rounds_of_all
-from pier_node.site.orders import Orders
 from pier_node.site.replica import Replica
 from pier_node.site.settings import Settings
 from pier_node.wire.carrier import GREETING, PROTOCOL, PeerLost

@@ -44,10 +44,10 @@ class PairCluster(Cluster):
         assert isinstance(pairs, PairRounds)
         commit, adopt = pairs.commit, pairs.adopt
 
-        async def watched(number: int, update: Update, saved: Any) -> OuterState:
+        async def watched(number: int, update: Update, saved: Any, sites: int = 1) -> OuterState:
             before, weights, loop = pairs.state, update.vector.copy(), asyncio.get_running_loop()
             began = loop.time()
-            after = await commit(number, update, saved)
+            after = await commit(number, update, saved, sites)
             self.steps[name][after.round] = Step(before, weights, after, loop.time() - began)
             return after
 

@@ -11,7 +11,7 @@ from simulation.disk import Disk
 
 from pier_node.gossip.pair_rounds import PairRounds
 from pier_node.rounds.member import Rounds
-from pier_node.site.orders import Orders
+from pier_node.site.loop import Orders
 
 if TYPE_CHECKING:
     from simulation.doubles import HuntDaemon, HuntWorkers

@@ -22,8 +22,7 @@ from pier_node.outer.times import Times
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.state_store import Checkpoint
 from pier_node.site.agreement import OfAll, Peers
-from pier_node.site.loop import run_work
-from pier_node.site.orders import Orders
+from pier_node.site.loop import Orders, run_work
 from pier_node.site.training import Training
 from pier_proto.v1.peer_pb2 import Link, Pulse
 
@@ -97,7 +96,8 @@ class Rounds:
         self.decided, self.news, self.disk = state, Signal(), asyncio.Event()
         self.disk.set()
 
-    async def commit(self, update: Update, advance: Callable[..., OuterState]) -> OuterState:
+    async def commit(self, update: Update, advance: Callable[..., OuterState], sites: int = 1) -> OuterState:
+        self.sites = sites
         self.heard.append((float(update.sent()[0]), update.tokens))
         fate = self.fates.pop(0) if self.fates else "in"
         if isinstance(fate, BaseException):

@@ -24,8 +24,7 @@ from pier_node.rounds.catch_up import Fetched
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.state_store import Checkpoint
 from pier_node.site.agreement import InPairs, OfAll, Peers
-from pier_node.site.loop import run_work
-from pier_node.site.orders import Orders
+from pier_node.site.loop import Orders, run_work
 from pier_node.site.training import Training
 from pier_proto.v1.peer_pb2 import Phase, Pulse
 
@@ -51,7 +50,10 @@ class Pairs:
     async def resolve(self) -> None:
         self.resolved += 1
 
-    async def commit(self, number: int, update: Update, saved: Callable[[], Awaitable[None]]) -> OuterState:
+    async def commit(
+        self, number: int, update: Update, saved: Callable[[], Awaitable[None]], sites: int = 1
+    ) -> OuterState:
+        self.sites = sites
         self.heard.append((number, float(update.vector[0]), update.tokens))
         ledger = {**self.state.ledger, ME: self.state.ledger.get(ME, 0) + update.tokens}
         rates = RATES.outer.noloco

@@ -17,7 +17,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.shared import SharedVector
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.attempt import Tools
-from pier_node.rounds.commitments import Gift
+from pier_node.rounds.commitments import Given
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.quorum import carried
 from pier_node.rounds.roster import Roster
@@ -113,7 +113,7 @@ async def test_votes_for_an_heir_with_a_full_disk_go_to_nobody_else(network: Net
         patch.setattr(sites["b"].rounds, "take_votes", refusing)
         await sites["a"].leave.leave()
     assert [sites[name].votes for name in NAMES] == [set(), {"b"}, {"c"}]
-    assert sites["a"].rounds.promises.now.gifts == (Gift("b", frozenset("a")),), "what was signed cannot be taken back"
+    assert sites["a"].rounds.promises.now.given == (Given("b", frozenset("a")),), "what was signed cannot be taken back"
 
 
 @in_virtual_time
@@ -270,7 +270,7 @@ async def test_a_handover_is_taken_once_though_later_ones_are_shown_with_it(netw
     sites = await members(network, folder)
     for giver, heir in (("a", "b"), ("b", "c"), ("c", "a"), ("a", "b")):
         leave, rounds = sites[giver].leave, sites[giver].rounds
-        if giver == "c":  # not the votes that it has, but its own alone: as if it had inherited after its gift
+        if giver == "c":  # not the votes that it has, but its own alone: as if it had inherited after its handover
             continue
         assert await leave.hand_to(heir, rounds)
     assert [sites[name].votes for name in NAMES] == [set(), set(), {"a", "b", "c"}]
@@ -287,6 +287,6 @@ async def test_an_heir_takes_no_more_than_it_can_announce(network: Network, fold
     assert sites["c"].votes == {"a", "c"}
     call = sites["a"].carrier.call
     base = sites["b"].rounds.base
-    gift = PlainStatements("a").seal(Handover(node="a", heir="b", round=0, base=base, votes=["a"], number=1))
+    handed = PlainStatements("a").seal(Handover(node="a", heir="b", round=0, base=base, votes=["a"], number=1))
     with pytest.raises(PeerRefused, match="could not name all of these handovers"):
-        await call("b", LEAVE, LeaveRequest(node="a", handovers=[gift, *own]), 1.0)
+        await call("b", LEAVE, LeaveRequest(node="a", handovers=[handed, *own]), 1.0)

@@ -245,7 +245,7 @@ def test_a_stop_while_a_checkpoint_is_saved_loses_nothing() -> None:
 def test_a_stop_while_a_round_waits_for_others_keeps_the_inner_steps_done_meanwhile() -> None:
     site = Site(overlapping(3), Rounds(begin()))
 
-    async def wait(_update: Update, _advance: Callable[..., OuterState]) -> OuterState:
+    async def wait(_update: Update, _advance: Callable[..., OuterState], _sites: int = 1) -> OuterState:
         return await asyncio.Future()
 
     site.rounds.commit = wait  # type: ignore[method-assign, assignment]
@@ -542,9 +542,9 @@ def test_workers_get_the_moments_of_a_synchronous_start_at_its_end() -> None:
 class SyncRounds(Rounds):
     """Its first two rounds are synchronous ones."""
 
-    async def commit(self, update: Update, advance: Callable[..., OuterState]) -> OuterState:
+    async def commit(self, update: Update, advance: Callable[..., OuterState], sites: int = 1) -> OuterState:
         if self.state.round >= 2:
-            return await super().commit(update, advance)
+            return await super().commit(update, advance, sites)
         self.heard.append((float(update.sent()[0]), update.tokens))
         moments = {name: shared(np.full(LENGTH, 0.5, np.float32)) for name in (ADAM_M, ADAM_V)}
         tensors = {**self.state.tensors, **moments}

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from pier_node.base.shared import SharedVector
 from pier_node.config.run import RunConfig
-from pier_node.engine.client import Link
+from pier_node.engine.client import DaemonConnection
 from pier_node.engine.machines import Ranks
 from pier_node.engine.messages import (
     Attach,
@@ -226,7 +226,7 @@ def test_evaluation_computes_no_more_rows_at_once_than_training(
     configure: Callable[..., RunConfig], rig: Rig, replica: Replica, windows: Windows
 ) -> None:
     said, rows = Said(), list[int]()
-    worker = Worker(cast(Link, said), configure(micro_batch=3), rig.setup)
+    worker = Worker(cast(DaemonConnection, said), configure(micro_batch=3), rig.setup)
     worker.enter(rig.place)
 
     def count(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:

@@ -36,7 +36,7 @@ class Checkpoints:
         self.inbox = Inbox(self._folder, "checkpoint")
         self._kept: dict[int, Kept] = {}
         for path in self._folder.glob("*"):
-            self._find(path)
+            self._take_in(path)
 
     def of(self, job: int) -> Kept | None:
         """The checkpoint of a job; None: there is none."""
@@ -46,7 +46,7 @@ class Checkpoints:
         """The step after which a job's checkpoint was made; 0: there is none."""
         return kept.step if (kept := self.of(job)) else 0
 
-    def begin(self, jobs: Iterable[int]) -> str:
+    def start_of(self, jobs: Iterable[int]) -> str:
         """In words, where training continues: at the checkpoint of the first of these jobs that has one."""
         step = next(filter(None, map(self.step, jobs)), 0)
         return f"from its checkpoint at step {step}" if step else "from the start"
@@ -101,10 +101,10 @@ class Checkpoints:
         try:
             file = self._path(kept).open("rb")
         except OSError as error:
-            raise self._lost(kept, error.strerror or "") from error
+            raise self._drop_unusable(kept, error.strerror or "") from error
         with file:  # the open file stays readable if a later one replaces it
             if (await size_and_digest(file))[1].hex() != kept.digest:
-                raise self._lost(kept, "it is damaged")
+                raise self._drop_unusable(kept, "it is damaged")
             start = offset if digest == kept.digest and offset <= kept.size else 0
             yield CheckpointPart(checkpoint=ExpertCheckpoint(**kept.model_dump()), offset=start)
             async for piece in pieces_of(file, start):
@@ -120,7 +120,7 @@ class Checkpoints:
         self._kept.clear()
         shutil.rmtree(self._all, ignore_errors=True)
 
-    def _find(self, path: Path) -> None:
+    def _take_in(self, path: Path) -> None:
         """Take in a file left from an earlier start; of two for one job, keep the later."""
         if PARTIAL.fullmatch(path.name):
             return
@@ -140,7 +140,7 @@ class Checkpoints:
         self.drop(kept.job)
         self._kept[kept.job] = kept
 
-    def _lost(self, kept: Kept, why: str) -> Refused:
+    def _drop_unusable(self, kept: Kept, why: str) -> Refused:
         if self.of(kept.job) == kept:
             self.drop(kept.job)
         return Refused(f"the checkpoint after step {kept.step} is lost: {why}")

@@ -337,7 +337,7 @@ class PlanExecution:
                 self._orders.owe({node, work.node(chain)})
                 await self._put(self.plan.jobs[each].moved_to(node) for each in chain)
                 said = f"{self._of.sites[node].name} trains the expert of {self._called([chain])}"
-                await self._tell(f"{said} {self.checkpoints.begin(chain)}: {why}", node, 30)
+                await self._tell(f"{said} {self.checkpoints.start_of(chain)}: {why}", node, 30)
         if touched:
             await self._orders.give(touched - {""})
 

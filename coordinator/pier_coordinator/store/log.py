@@ -51,7 +51,7 @@ class EventLog:
         """Whether the log has reached LIMIT and must be rotated."""
         return self._file.tell() >= LIMIT
 
-    def turn(self) -> None:
+    def rotate(self) -> None:
         """Rotate: put this log aside and begin a new one. Raises OSError."""
         self._path.rename(put_aside(self._path))
         self._file.close()
@@ -139,7 +139,7 @@ class LogWriter:
                 self._log = self._opened()
             else:
                 if self._log.full:
-                    self._log.turn()
+                    self._log.rotate()
                 self._append(self._log, facts)
             self.problem = ""
         except (OSError, ValueError) as error:

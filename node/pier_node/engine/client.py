@@ -64,7 +64,7 @@ class State:
     losses: Mapping[str, float]
 
 
-class Link:
+class DaemonConnection:
     """Rank 0's connection to the daemon; at other ranks what rank 0 has heard.
 
     Args:
@@ -264,7 +264,7 @@ class Site:
     def __init__(
         self,
         training: TrainingState,
-        link: Link,
+        link: DaemonConnection,
         step_tokens: int,
         optimizers: Sequence[Optimizer] = (),
         left: Callable[[bool], None] = lambda _: None,

@@ -29,7 +29,7 @@ from pier_node.base.processes import SocketFolder, outlive_parent
 from pier_node.base.shared import Vector
 from pier_node.base.toml import read_toml
 from pier_node.engine import messages
-from pier_node.engine.client import Link, Site, daemon_gone, ready
+from pier_node.engine.client import DaemonConnection, Site, daemon_gone, ready
 from pier_node.engine.machines import Ranks, Weights
 from pier_node.engine.optimizers import Optimizers
 from pier_node.engine.parameters import Vectors
@@ -113,7 +113,7 @@ class OwnState:
         self,
         vectors: Vectors,
         optimizers: Sequence[Optimizer],
-        link: Link,
+        link: DaemonConnection,
         evaluate: Callable[[], float] | None,
     ) -> None:
         self._optimizers = Optimizers(optimizers, vectors.parameters)
@@ -223,7 +223,7 @@ def join(
     if (before := _joined.get(place)) and not before.closed:  # a notebook's cell, run again after an error
         raise PierError(f"this process is a site in {place[1]} already", "Close that one first: site.close().")
     daemon, stream = _connected(words, token) if ranks.own == 0 else (None, None)
-    link = Link(stream, ranks)
+    link = DaemonConnection(stream, ranks)
     with _given_up(daemon, link):
         own = OwnState(vectors, optimizers, link, evaluate)
         tensors, version = list(vectors.tensors), messages.VERSION
@@ -259,7 +259,7 @@ def _unwrapped(optimizer: Any) -> Optimizer:
 
 
 @contextlib.contextmanager
-def _given_up(daemon: Daemon | None, link: Link | None = None) -> Iterator[None]:
+def _given_up(daemon: Daemon | None, link: DaemonConnection | None = None) -> Iterator[None]:
     """End the daemon that was started for this program, if the run cannot be joined."""
     try:
         yield

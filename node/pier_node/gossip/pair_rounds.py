@@ -241,18 +241,19 @@ class PairRounds:
         await self._commit_own(shadow, _nothing)
         return shadow
 
-    async def commit(self, number: int, update: Update, saved: Saved) -> OuterState:
+    async def commit(self, number: int, update: Update, saved: Saved, sites: int = 1) -> OuterState:
         """Take the next round, with a partner or alone.
 
         Args:
             number: the round that this site has trained for; it takes a later one if it was overtaken meanwhile.
             update: the weights that the pair swaps: φ minus the unsent update Δ; and the tokens behind Δ.
             saved: makes the new state durable; awaited before any other site may rely on it.
+            sites: number of sites that must be there before the round begins.
 
         Raises:
             PierError: the step is not finite, or cannot be saved.
         """
-        self.times = Times()
+        self.times, self.sites = Times(), sites
         with self.times.spent_waiting():
             await self._roster.changed.until(lambda: self._is_open(number))
         await self._ahead.end()

@@ -69,7 +69,7 @@ class RoundPlan:
         momentum: factor μ on M; 1 within an interval of synchronous steps, 0 if no momentum is accumulated.
         lr: outer learning rate η; 0 if the anchor follows the weights. Pairs have neither: see [outer.noloco].
         warmup: whether this is a round of a start that adds its pseudo-gradient to M.
-        first_exchange: whether this is the first round that needs other sites.
+        sites: least number of sites that must be in the round: all of the run in its first exchange, then one.
         fragment, fragments: index of the fragment that it syncs, and their number; (0, 1) is the whole model.
     """
 
@@ -80,7 +80,7 @@ class RoundPlan:
     momentum: float
     lr: float
     warmup: bool
-    first_exchange: bool
+    sites: int
     fragment: int = 0
     fragments: int = 1
 
@@ -176,9 +176,7 @@ def _solo_plan(config: RunConfig, number: int) -> RoundPlan:
     first = (number - 1) * outer.inner_steps
     steps = min(outer.inner_steps, config.inner.total_steps - first)
     momentum = outer.momentum if outer.momentum_warmup else 0.0
-    return RoundPlan(
-        number, Kind.SOLO, first, steps, momentum, lr=0.0, warmup=outer.momentum_warmup, first_exchange=False
-    )
+    return RoundPlan(number, Kind.SOLO, first, steps, momentum, lr=0.0, warmup=outer.momentum_warmup, sites=1)
 
 
 def _local_plan(config: RunConfig, number: int, index: int) -> RoundPlan:
@@ -186,9 +184,9 @@ def _local_plan(config: RunConfig, number: int, index: int) -> RoundPlan:
     first = min(start_steps(config) + index * each, total)
     steps = min(each, total - first)
     done = (first + steps) / total
-    opens = index == 0 and stepwise(config) == 0
+    sites = config.run.sites if index == 0 and stepwise(config) == 0 else 1
     if outer.algorithm == "noloco":
-        return RoundPlan(number, Kind.PAIR, first, steps, momentum=0.0, lr=0.0, warmup=False, first_exchange=opens)
+        return RoundPlan(number, Kind.PAIR, first, steps, momentum=0.0, lr=0.0, warmup=False, sites=sites)
     return RoundPlan(
         number,
         Kind.LOCAL,
@@ -197,7 +195,7 @@ def _local_plan(config: RunConfig, number: int, index: int) -> RoundPlan:
         momentum=momentum_at(outer, done),
         lr=lr_at(outer, done),
         warmup=False,
-        first_exchange=opens,
+        sites=sites,
         fragment=index % outer.fragments,
         fragments=outer.fragments,
     )
@@ -208,7 +206,8 @@ def _sync_plan(config: RunConfig, number: int) -> RoundPlan:
     opens_interval = (number - 1) % outer.inner_steps == 0
     accumulates = outer.momentum_warmup and outer.algorithm != "sync"
     momentum = (outer.momentum if opens_interval else 1.0) if accumulates else 0.0
-    return RoundPlan(number, Kind.SYNC, number - 1, 1, momentum, lr=0.0, warmup=accumulates, first_exchange=number == 1)
+    sites = config.run.sites if number == 1 else 1
+    return RoundPlan(number, Kind.SYNC, number - 1, 1, momentum, lr=0.0, warmup=accumulates, sites=sites)
 
 
 def learning_rate(step: int, config: InnerSection) -> float:

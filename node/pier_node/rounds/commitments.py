@@ -48,7 +48,7 @@ class Cast:
 
 
 @dataclass(frozen=True)
-class Gift:
+class Given:
     """Votes that a site gave to an heir when it stopped."""
 
     heir: str
@@ -65,7 +65,7 @@ class Commitments:
             again.
         votes: votes of members of round `committed` that this site holds. Each member has one vote, and holds it itself
             until it gives it away.
-        gifts: the votes that it gave away, gift by gift, whether or not the heir has heard of it.
+        given: the votes that it gave away, handover by handover, whether or not the heir has heard of it.
         handovers: the signed statements by which it got votes other than its own, serialized.
         promised: the highest ballot of the round after `committed` in which this site has taken part.
         vote: its last vote in that round.
@@ -75,7 +75,7 @@ class Commitments:
     votes: frozenset[str]
     promised: BallotName = NO_BALLOT
     vote: Cast | None = None
-    gifts: tuple[Gift, ...] = ()
+    given: tuple[Given, ...] = ()
     handovers: frozenset[bytes] = frozenset()
 
     @classmethod
@@ -111,7 +111,7 @@ class Commitments:
         """Before the site offers its votes to an heir. Raises ValueError if they are bound: no heir could know it."""
         if self.engaged:
             raise ValueError("the votes are bound by an attempt")
-        return replace(self, votes=frozenset(), gifts=(*self.gifts, Gift(heir, self.votes)))
+        return replace(self, votes=frozenset(), given=(*self.given, Given(heir, self.votes)))
 
     def taking(self, round: int, votes: frozenset[str], handovers: frozenset[bytes] = frozenset()) -> Commitments:
         """Before an heir says that it took these votes. Raises ValueError if another round's members own them."""
@@ -217,7 +217,7 @@ class Promises:
         round = self.now.committed
         ours = [
             Handover(node=self._node, heir=it.heir, round=round, base=base, votes=sorted(it.votes), number=number)
-            for number, it in enumerate(self.now.gifts, 1)
+            for number, it in enumerate(self.now.given, 1)
         ]
         return [*map(Signed.FromString, sorted(self.now.handovers)), *map(statements.seal, ours)]
 

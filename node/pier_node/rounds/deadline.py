@@ -61,10 +61,10 @@ class RoundDeadline:
         self._since[ready.node] = ready.nonce, at
         return at
 
-    def seconds_to_wait(
+    def wait_or_give_up(
         self, readies: Mapping[str, Ready], waited: float, base: Collection[str], abreast: Iterable[str]
     ) -> float:
-        """Seconds to wait for members that may still arrive; 0 when it is time to close the group.
+        """Seconds to wait for members that may still arrive; 0: none is waited for any longer, which is remembered.
 
         Args:
             readies: what has arrived, by node.

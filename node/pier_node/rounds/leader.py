@@ -190,7 +190,7 @@ class Leader:
             # With a result that is missing, the witness is not asked: its vote would not be enough.
             return self._tell(problem, waited)
         self._enough_at = min(self._enough_at, now)
-        if (wait := self._seconds_to_wait(readies, group, now - self._enough_at)) > 0:
+        if (wait := self._wait_or_give_up(readies, group, now - self._enough_at)) > 0:
             return wait
         if self._lacking(group, view):
             self.lacks_witness = True
@@ -230,8 +230,8 @@ class Leader:
         kept = Counter({node: count for node, count in self._failures.items() if node not in members})
         self._failures = Counter(dict(kept.most_common(SITES)))
 
-    def _seconds_to_wait(self, readies: dict[str, Ready], group: frozenset[str], waited: float) -> float:
-        wait = self._deadline.seconds_to_wait(readies, waited, self._view().state.members, self._abreast())
+    def _wait_or_give_up(self, readies: dict[str, Ready], group: frozenset[str], waited: float) -> float:
+        wait = self._deadline.wait_or_give_up(readies, waited, self._view().state.members, self._abreast())
         return max(wait, self._deadline.seconds_for_introductions(group, waited))
 
     def _voters(self, nodes: Collection[str]) -> frozenset[str]:

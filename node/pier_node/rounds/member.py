@@ -28,7 +28,7 @@ from pier_node.rounds.proofs import ProgressChecks, Trust, Trusted, alone
 from pier_node.rounds.quorum import flaw, has_quorum, leader_of, order
 from pier_node.rounds.reduce import Codes, Reduction
 from pier_node.rounds.suspects import Behind, Involved, Standstill, Suspects, Suspicion
-from pier_node.rounds.witness import Ask, gift, vote_of_witness
+from pier_node.rounds.witness import Ask, handover_of, vote_of_witness
 from pier_node.wire.carrier import ABORT, GATHER, VOTE, BadMessage, Chunk, PeerLost
 from pier_proto.v1.peer_pb2 import AbortNotice, Ack, Handover, Link, Proposal, Ready, Signed, Vote, WitnessRequest
 
@@ -114,8 +114,12 @@ class Rounds:
         await self._commit_state(shadow, [alone(shadow, state.digest, self.statements)])
         return shadow
 
-    async def commit(self, update: Update, advance: Advance) -> OuterState:
-        """Take part in the next round until it is committed. Raises Behind if it was committed without us."""
+    async def commit(self, update: Update, advance: Advance, sites: int = 1) -> OuterState:
+        """Take part in the next round, of at least so many sites, until it is committed.
+
+        Raises Behind if it was committed without us.
+        """
+        self.sites = sites
         await asyncio.to_thread(lambda: update.norm)  # every announcement needs it
         backoff, last = Backoff(), self.state.round
         self.times, self._involved = Times(), Involved()
@@ -237,7 +241,7 @@ class Rounds:
                     handovers=self.handovers(),
                 )
                 signed = await vote_of_witness(ask, request, here.round, self.prove)
-                if self.statements.read(Handover, signed) != gift(witness, self.node, here):
+                if self.statements.read(Handover, signed) != handover_of(witness, self.node, here):
                     raise BadMessage("the witness has given something else than its vote for the coming round")
                 if self.promises.has_taken(signed.statement):
                     raise PeerLost("the witness", "this site has given that vote away")

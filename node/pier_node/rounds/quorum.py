@@ -7,11 +7,11 @@ earlier one, and the later attempt finishes that result (adopts it) instead of c
 the full argument.
 
 Handovers say who holds whose vote. Each member of a round has one vote, and a site that stops politely gives all votes
-that it holds to an heir. Gifts are signed, numbered statements (Handover), so a vote can be followed from its owner:
-the n-th time it comes to a site, it leaves with the n-th of that site's gifts that contains it. Where this path ends,
-there the vote is, whether or not the last heir has heard of the gift. A group carries the votes whose last heir is in
-it, because that heir shows all of its own gifts. So any two groups that carry the same vote share a member. The vote of
-a witness (witness.py) is a gift to one member in each round that needs it.
+that it holds to an heir. Handovers are signed and numbered, so a vote can be followed from its owner: the n-th time it
+comes to a site, it leaves with the n-th of that site's handovers that contains it. Where this path ends, there the vote
+is, whether or not the last heir has heard of it. A group carries the votes whose last heir is in it, because that heir
+shows all of its own handovers. So any two groups that carry the same vote share a member. The vote of a witness
+(witness.py) is handed to one member in each round that needs it.
 
 A leader proposes by these rules, and each member repeats its decision (`flaw`): it trusts nobody's word. A proposal
 carries the signed announcements of its members, whose signatures are checked before.
@@ -180,7 +180,7 @@ def carried(group: Collection[str], handovers: Iterable[Handover]) -> frozenset[
     """The votes that a group carries.
 
     Args:
-        handovers: those that its members show for the round in question; each member shows all of its own gifts, and
+        handovers: those that its members show for the round in question; each member shows all of its own, and
             those by which it got votes. Their signatures have been checked.
     """
     told = list(handovers)
@@ -190,18 +190,18 @@ def carried(group: Collection[str], handovers: Iterable[Handover]) -> frozenset[
 
 def holders(votes: Iterable[str], handovers: Iterable[Handover]) -> dict[str, str]:
     """The holder of each of these votes, as far as the handovers tell."""
-    gifts = _by_giver(handovers)
-    return {vote: _holder(vote, gifts) for vote in votes}
+    given = _by_giver(handovers)
+    return {vote: _holder(vote, given) for vote in votes}
 
 
-def received(handovers: Iterable[Handover], gift: Handover) -> frozenset[str]:
-    """Those votes of a gift that reached its heir by this gift.
+def received(handovers: Iterable[Handover], last: Handover) -> frozenset[str]:
+    """Those votes of a handover that reached its heir by it.
 
     Args:
-        handovers: those that the giver shows, this gift among them.
+        handovers: those that the giver shows, this one among them.
     """
-    gifts = _by_giver(handovers)
-    return frozenset(vote for vote in gift.votes if _holder(vote, gifts) == gift.heir)
+    given = _by_giver(handovers)
+    return frozenset(vote for vote in last.votes if _holder(vote, given) == last.heir)
 
 
 def needed(group: Collection[str], base: Base, handovers: Iterable[Handover]) -> list[Handover]:
@@ -211,9 +211,9 @@ def needed(group: Collection[str], base: Base, handovers: Iterable[Handover]) ->
         handovers: as for `carried`.
     """
     told = list(handovers)
-    gifts, shown = _by_giver(told), dict[bytes, Handover]()
+    given, shown = _by_giver(told), dict[bytes, Handover]()
     paths = sorted(
-        (path for vote in base.votes - {*group} if (path := _path(vote, gifts)) and path[-1].heir in group), key=len
+        (path for vote in base.votes - {*group} if (path := _path(vote, given)) and path[-1].heir in group), key=len
     )
     for path in [[], *paths]:
         shown |= {it.SerializeToString(): it for it in path}
@@ -223,22 +223,22 @@ def needed(group: Collection[str], base: Base, handovers: Iterable[Handover]) ->
 
 
 def _by_giver(handovers: Iterable[Handover]) -> dict[str, list[Handover]]:
-    gifts: dict[str, dict[int, Handover]] = {}
+    given: dict[str, dict[int, Handover]] = {}
     for it in handovers:
-        gifts.setdefault(it.node, {})[it.number] = it
-    return {node: [given[number] for number in sorted(given)] for node, given in gifts.items()}
+        given.setdefault(it.node, {})[it.number] = it
+    return {node: [numbered[number] for number in sorted(numbered)] for node, numbered in given.items()}
 
 
-def _holder(vote: str, gifts: Mapping[str, Sequence[Handover]]) -> str:
-    path = _path(vote, gifts)
+def _holder(vote: str, given: Mapping[str, Sequence[Handover]]) -> str:
+    path = _path(vote, given)
     return path[-1].heir if path else vote
 
 
-def _path(vote: str, gifts: Mapping[str, Sequence[Handover]]) -> list[Handover]:
-    """The gifts by which a vote went from hand to hand."""
+def _path(vote: str, given: Mapping[str, Sequence[Handover]]) -> list[Handover]:
+    """The handovers by which a vote went from hand to hand."""
     node, visits, path = vote, Counter[str](), list[Handover]()
     while True:
-        leaves = [it for it in gifts.get(node, ()) if vote in it.votes]
+        leaves = [it for it in given.get(node, ()) if vote in it.votes]
         if visits[node] == len(leaves):
             return path
         path.append(leaves[visits[node]])

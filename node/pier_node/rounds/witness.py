@@ -33,7 +33,7 @@ PROOF = 192 << 10
 log = logging.getLogger(__name__)
 
 
-def gift(witness: str, heir: str, state: Trusted) -> Handover:
+def handover_of(witness: str, heir: str, state: Trusted) -> Handover:
     """The vote of the witness for the round after this state."""
     return Handover(node=witness, heir=heir, round=state.round, base=state.digest, votes=[witness], number=1)
 
@@ -62,7 +62,7 @@ class Witness:
 
         Raises:
             BadMessage: the proof proves nothing.
-            PierError: the gift cannot be written down, so it is none.
+            PierError: the handover cannot be written down, so it is none.
         """
         with self._lock:
             if self._damage:
@@ -90,7 +90,7 @@ class Witness:
                     if not heir:
                         self._keep(now, sender)
                     heir = sender
-                    reply.handover.CopyFrom(self._statements.seal(gift(self._node, sender, now)))
+                    reply.handover.CopyFrom(self._statements.seal(handover_of(self._node, sender, now)))
             self._trusted, self._heir = now, heir
             return reply
 

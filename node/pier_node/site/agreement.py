@@ -107,10 +107,12 @@ class OfAll(Agreement):
 
     async def decide(self, plan: RoundPlan, update: Update, advance: Advance, fetch: Fetch) -> bool:
         """See Agreement."""
-        commit = self._atomic.commit_alone if plan.kind is Kind.SOLO else self._atomic.commit
         while self._atomic.state.round < plan.round:
             try:
-                await commit(update, advance)
+                if plan.kind is Kind.SOLO:
+                    await self._atomic.commit_alone(update, advance)
+                else:
+                    await self._atomic.commit(update, advance, plan.sites)
                 return True
             except Behind as behind:
                 log.info("round %d was committed without this site: catching up from %s", plan.round, behind)
@@ -184,7 +186,7 @@ class InPairs(Agreement):
         await self._pairs.resolve()
         if self._pairs.sources() and await fetch():
             return False
-        await self._pairs.commit(plan.round, update, self._taken)
+        await self._pairs.commit(plan.round, update, self._taken, plan.sites)
         return True
 
     async def fetch(self) -> OuterState | None:

@@ -10,12 +10,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.json_format import ParseDict
-
 from pier_node.base.durable import Torn, read_sealed, replace, seal, unwritable
 from pier_node.gossip.pair_commit import Doubt, Records
-from pier_node.rounds.commitments import BallotName, Cast, Commitments, Gift
-from pier_proto.v1.peer_pb2 import Ballot, Signed, Value
+from pier_node.rounds.commitments import BallotName, Cast, Commitments, Given
+from pier_proto.v1.peer_pb2 import Signed
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +33,7 @@ class Journal:
         if not self._path.exists():
             return Commitments.fresh(round, node)
         fields = _read(self._path)
-        if fields is None:
+        if fields is None or "committed" not in fields:  # of a version before the first release
             log.error(
                 "this site cannot know what it voted for in round %d: it decides nothing until others have committed "
                 "that round. If it is certain that no other site has, stop all sites and remove %s",
@@ -44,50 +42,24 @@ class Journal:
             forgotten = Commitments.fresh(round + 1, node)
             self.keep(forgotten)
             return forgotten
-        if "committed" not in fields:
-            fields = self._of_old_files(fields, round, node)
         return _commitments(fields).settled(round, node)
 
     def keep(self, commitments: Commitments) -> None:
         """Return once they would survive a power cut. Raises PierError: they cannot be written, so must not count."""
         _write(self._path, _fields(commitments), f"commitments after round {commitments.committed}")
 
-    def _of_old_files(self, vote: dict[str, Any], round: int, node: str) -> dict[str, Any]:
-        """Convert the three files of earlier versions: the vote, the promise, and the votes that this site holds."""
-        folder = self._path.parent
-        promise = _read(folder / "journal-promise.json") or {"round": 0, "number": 0, "keeper": ""}
-        hand = _read(folder / "votes.json") or {"round": round, "votes": [node]}
-        committed = max(round, vote["round"] - 1, promise["round"] - 1, hand["round"])
-        found = _fields(Commitments.fresh(committed, node))
-        if hand["round"] == committed:
-            found["votes"] = hand["votes"]
-        if promise["round"] == committed + 1:
-            found["promised"] = [promise["number"], promise["keeper"]]
-        if vote["round"] == committed + 1:
-            value, ballot = ParseDict(vote["value"], Value()), [vote["ballot_number"], vote["ballot_keeper"]]
-            cast = Cast.of(Ballot(number=ballot[0], leader=ballot[1]), value)
-            found["vote"] = _vote_fields(cast)
-            found["promised"] = max(found["promised"], ballot)
-        return found
 
-
-def _fields(it: Commitments) -> dict[str, Any]:
+def _fields(bound: Commitments) -> dict[str, Any]:
+    vote = None
+    if it := bound.vote:
+        vote = {"ballot": it.ballot, "origin": it.origin, "digest": it.digest.hex(), "members": it.members}
     return {
-        "committed": it.committed,
-        "votes": sorted(it.votes),
-        "gifts": [[gift.heir, sorted(gift.votes)] for gift in it.gifts],
-        "handovers": sorted(each.hex() for each in it.handovers),
-        "promised": list(it.promised),
-        "vote": _vote_fields(it.vote) if it.vote else None,
-    }
-
-
-def _vote_fields(vote: Cast) -> dict[str, Any]:
-    return {
-        "ballot": list(vote.ballot),
-        "origin": list(vote.origin),
-        "digest": vote.digest.hex(),
-        "members": list(vote.members),
+        "committed": bound.committed,
+        "votes": sorted(bound.votes),
+        "gifts": [(it.heir, sorted(it.votes)) for it in bound.given],
+        "handovers": sorted(each.hex() for each in bound.handovers),
+        "promised": bound.promised,
+        "vote": vote,
     }
 
 
@@ -95,10 +67,10 @@ def _commitments(fields: dict[str, Any]) -> Commitments:
     vote = None
     if it := fields["vote"]:
         vote = Cast(_ballot(it["ballot"]), _ballot(it["origin"]), bytes.fromhex(it["digest"]), tuple(it["members"]))
-    gifts = tuple(Gift(heir, frozenset(votes)) for heir, votes in fields["gifts"])
+    given = tuple(Given(heir, frozenset(votes)) for heir, votes in fields["gifts"])
     handovers = frozenset(map(bytes.fromhex, fields["handovers"]))
     votes, promised = frozenset(fields["votes"]), _ballot(fields["promised"])
-    return Commitments(fields["committed"], votes, promised, vote, gifts, handovers)
+    return Commitments(fields["committed"], votes, promised, vote, given, handovers)
 
 
 def _ballot(pair: list[Any]) -> BallotName:

@@ -111,10 +111,10 @@ class Leave:
             raise BadMessage(f"it is at round {state.round}, and has other members")
         told = {it.statement: read(Handover, it) for it in request.handovers}
         told = {statement: it for statement, it in told.items() if it.base == rounds.base}
-        gifts = [(it.number, written) for written, it in told.items() if (it.node, it.heir) == (sender, node)]
-        if not gifts:
+        given = [(it.number, written) for written, it in told.items() if (it.node, it.heir) == (sender, node)]
+        if not given:
             raise BadMessage(f"it is at round {state.round}, and is given nothing")
-        _, written = max(gifts)
+        _, written = max(given)
         if rounds.promises.has_taken(written):
             return
         if not _fit([*rounds.handovers(), *request.handovers], 1):

@@ -309,8 +309,7 @@ class Training(Work):
 
     async def _exchange(self, plan: RoundPlan, update: Update) -> bool:
         """Run until the round is decided and known here. Returns whether this site took part to the end."""
-        rounds, began = self._rounds, asyncio.get_running_loop().time()
-        rounds.sites = self._config.run.sites if plan.first_exchange else 1
+        began = asyncio.get_running_loop().time()
         try:
             return await self._agreement.decide(plan, update, self._advance(plan), self._fetch)
         finally:

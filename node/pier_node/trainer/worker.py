@@ -43,7 +43,7 @@ from pier_node.base.shared import attach
 from pier_node.config.program import described
 from pier_node.config.run import RunConfig
 from pier_node.engine import messages
-from pier_node.engine.client import Link, Site, StopTraining
+from pier_node.engine.client import DaemonConnection, Site, StopTraining
 from pier_node.engine.machines import Ranks
 from pier_node.engine.training_process import ENGINE_VARIABLE
 from pier_node.outer.layout import Layout
@@ -99,7 +99,7 @@ class Worker:
         adam_step: number of AdamW steps behind the moments that were published or loaded last.
     """
 
-    def __init__(self, link: Link, config: RunConfig, setup: Setup, parallel: Parallel = DDP) -> None:
+    def __init__(self, link: DaemonConnection, config: RunConfig, setup: Setup, parallel: Parallel = DDP) -> None:
         self.can: Sequence[messages.Ability] = get_args(messages.Ability)
         self._link, self._ranks, self._config, self._setup, self._parallel = link, link.ranks, config, setup, parallel
         self.device = devices.pick(self._ranks.own, self._ranks.count)
@@ -219,7 +219,7 @@ def serve(place: Place) -> None:
     stream = _connected(path) if place.rank == 0 else None
     devices.share_cores(place.world)
     place.join(path)
-    link = Link(stream, Ranks())
+    link = DaemonConnection(stream, Ranks())
     try:
         _train(link, setup, place.parallel)
     except PierError as error:
@@ -248,7 +248,7 @@ def _connected(path: str) -> socket.socket:
     return stream
 
 
-def _train(link: Link, setup: Setup, parallel: Parallel) -> None:
+def _train(link: DaemonConnection, setup: Setup, parallel: Parallel) -> None:
     config = setup.run
     worker, step_tokens = Worker(link, config, setup, parallel), config.inner.batch_size * config.model.context
     tensors = described((entry.name, entry.shape) for entry in Layout.of(config.model).entries)
@@ -259,7 +259,7 @@ def _train(link: Link, setup: Setup, parallel: Parallel) -> None:
             site.step(*worker.step(site.step_index))
 
 
-def open_data(config: RunConfig, setup: Setup, place: messages.Attached, link: Link, rank: int) -> Corpus:
+def open_data(config: RunConfig, setup: Setup, place: messages.Attached, link: DaemonConnection, rank: int) -> Corpus:
     """The tokens of the site. Rank 0 creates them if necessary, and the daemon hears of the progress.
 
     That may take hours, so the other ranks wait for the files, not in a collective, which has a deadline.
