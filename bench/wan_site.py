@@ -32,9 +32,8 @@ from pier_node.rounds.roster import Roster
 from pier_node.rounds.state_store import Checkpoint
 from pier_node.rounds.statements import SignedStatements
 from pier_node.site.agreement import Agreement, InPairs, OfAll, Peers
-from pier_node.site.loop import run_work
+from pier_node.site.loop import Orders, run_work
 from pier_node.site.membership import Joined, pairs_of_two, rounds_of_all
-from pier_node.site.orders import Orders
 from pier_node.site.report import Reporter
 from pier_node.site.settings import Settings
 from pier_node.site.training import Training

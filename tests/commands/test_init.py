@@ -14,7 +14,7 @@ from trainer.hub_cases import made
 from pier_node.base.errors import PierError
 from pier_node.commands.init import LEAST_LOSS
 from pier_node.config.run import RunConfig, load
-from pier_node.doctor import boundary
+from pier_node.doctor import machine
 from pier_node.outer.layout import Layout
 
 Call = Callable[..., Result]
@@ -146,12 +146,12 @@ def test_a_synchronous_start_shortens_the_predicted_run(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tenth of 1,000 steps takes 800 s alone, and together 100 steps of 1 + 0.056 + 0.1 + 0.5 s."""
-    monkeypatch.setattr(boundary, "measured", lambda *_: 0.5)
+    monkeypatch.setattr(machine, "measured", lambda *_: 0.5)
     words = ("--sites", "8", "--steps", "1000", "--pace", "1000", "1")
     done = call("init", tmp_path / "run.toml", *words)
     rows = [line for line in done.output.splitlines() if line.startswith("  ")]
     assert [f"{minutes} min" in row for minutes, row in zip((18, 28, 28), rows[1:4])] == [True] * 3
-    monkeypatch.setattr(boundary, "measured", lambda *_: 3.5)
+    monkeypatch.setattr(machine, "measured", lambda *_: 3.5)
     assert call("init", tmp_path / "slow.toml", *words).exit_code == 0
     assert load(tmp_path / "slow.toml").outer.start == "solo"
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from pier_node.base.errors import PierError
-from pier_node.commands.live import LiveView
+from pier_node.commands.daemon import LiveView
 
 STATUS: dict[str, Any] = {
     "phase": "training",

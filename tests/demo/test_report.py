@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pier_node.demo.report import Result, draw, measured, report, smoothed
+from pier_node.demo.replicas import Result, draw, measured, report, smoothed
 
 
 def shown(result: Result) -> str:

@@ -6,9 +6,9 @@ import pytest
 
 from pier_node.base.shared import Buffer, Vector
 from pier_node.config.run import RunConfig
-from pier_node.doctor import boundary
-from pier_node.doctor.boundary import boundary_finding
+from pier_node.doctor import machine
 from pier_node.doctor.finding import Finding
+from pier_node.doctor.machine import boundary_finding
 from pier_node.outer.codec.blockwise import Int4
 
 PARAMETERS = 1_000_000
@@ -21,8 +21,8 @@ def _predicted(parameters: int, **outer: Any) -> list[Finding]:
 @pytest.mark.parametrize("algorithm", ["pier", "noloco"])
 def test_it_grows_with_the_model(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     took = iter([0.25, 0.25])
-    monkeypatch.setattr(boundary, "measured", lambda *_: next(took))
-    small, large = (_predicted(size, algorithm=algorithm)[0] for size in (PARAMETERS, 4 * boundary.SAMPLE))
+    monkeypatch.setattr(machine, "measured", lambda *_: next(took))
+    small, large = (_predicted(size, algorithm=algorithm)[0] for size in (PARAMETERS, 4 * machine.SAMPLE))
     assert (small.values["daemon_seconds"], large.values["daemon_seconds"]) == (0.25, 1.0)
     assert "1 s of a round" in large.detail
 
@@ -48,8 +48,8 @@ def test_every_value_is_encoded_once_and_decoded_three_times(monkeypatch: pytest
             return super().decode(data, length)
 
     counted = Counted()
-    monkeypatch.setattr(boundary, "codec", lambda *_: counted)
-    boundary.measured(RunConfig.model_validate({"outer": {"codec": "int4"}}), PARAMETERS)
+    monkeypatch.setattr(machine, "codec", lambda *_: counted)
+    machine.measured(RunConfig.model_validate({"outer": {"codec": "int4"}}), PARAMETERS)
     assert (counted.encoded, counted.decoded) == (2 * PARAMETERS, 6 * PARAMETERS)  # it is done twice
 
 

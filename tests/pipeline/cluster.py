@@ -35,8 +35,7 @@ from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.state_store import Checkpoint
-from pier_node.site.loop import run_work
-from pier_node.site.orders import Orders
+from pier_node.site.loop import Orders, run_work
 from pier_node.site.pipeline_training import PipelineTraining
 from pier_proto.v1.peer_pb2 import Pulse, Site
 

@@ -19,10 +19,9 @@ from simulation.virtual_time import run
 from torch import Tensor
 
 from pier_node.pipeline.activation_codec import TensorFormat, pieces
-from pier_node.pipeline.attempt import AttemptResult
+from pier_node.pipeline.attempt import Activations, AttemptResult, MicrobatchQueue
 from pier_node.pipeline.iteration_plan import Plan
 from pier_node.pipeline.joint import Overflow, Totals
-from pier_node.pipeline.microbatches import Activations, MicrobatchQueue
 from pier_node.pipeline.planning.plan import random_routes
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import BadMessage, Chunk, PeerRefused

@@ -23,8 +23,7 @@ from pier_node.experts.trainer import Parent, Shop
 from pier_node.rounds.progress import Progress
 from pier_node.site import experts as expert_training
 from pier_node.site.experts import ExpertTraining
-from pier_node.site.loop import run_work
-from pier_node.site.orders import Experts, Orders
+from pier_node.site.loop import Experts, Orders, run_work
 from pier_proto.v1.coordinator_pb2 import ExpertRecord, Record
 from pier_proto.v1.peer_pb2 import Phase
 

@@ -9,7 +9,7 @@ from simulation.training_cases import Roster, Rounds, Site, begin, local
 from simulation.virtual_time import run
 
 from pier_node.rounds.progress import Progress
-from pier_node.site.orders import Orders
+from pier_node.site.loop import Orders
 from pier_proto.v1.peer_pb2 import Phase
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from pier_node.engine.parameters import Part
 from pier_node.outer.inner_optimizer import Named, Orthogonal, cost
-from pier_node.trainer.dealing import Dealt
+from pier_node.trainer.replica import Dealt
 
 SHAPES = {"wide": (8, 24), "tall": (24, 8), **{f"square {number}": (12, 12) for number in range(7)}}
 RANKS = 3

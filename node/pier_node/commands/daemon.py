@@ -3,6 +3,9 @@
 start runs it in this terminal, reports what happens, and ends it cleanly on Ctrl+C. stop ends it politely. status shows
 what it and its peers are doing, or what is on the disk of a site that does not run; its tables are for people: numbers
 have units, and nothing is expressed by colour alone.
+
+On a terminal, start shows two lines below the log: the round, its steps, the loss, the time left, who waits. Where
+output is no terminal there is none, and none while a program of the site's owner prints there itself.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,14 +29,15 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
+from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from pier_node.base.durable import unwritable
 from pier_node.base.errors import PierError
 from pier_node.base.log import log_to
-from pier_node.base.tasks import when_stopped
-from pier_node.base.units import UNKNOWN, age, amount, count, number, percent, several
-from pier_node.commands.live import LiveView
+from pier_node.base.tasks import cancel_and_wait, when_stopped
+from pier_node.base.units import UNKNOWN, age, amount, count, number, percent, several, span
 from pier_node.engine.training_process import PROGRAM_VARIABLE
 from pier_node.rounds.folder import DAEMON_FILE, load_run, require_folder
 from pier_node.site.running import Running, Status, find_daemon, on_disk, start_command
@@ -342,3 +347,81 @@ def _follow(folder: Path, running: Running, console: Console, as_json: bool) -> 
             else:
                 _show(found, as_json, put)
             time.sleep(EVERY)
+
+
+LOOK = 0.5
+"""Seconds between two looks."""
+LOOKS = 600
+"""Looks by whose pace the rest of the run is predicted: five minutes."""
+BAR = 24
+
+
+class LiveView:
+    """The view.
+
+    Args:
+        status: returns the site's status; None: it has not joined its run yet.
+    """
+
+    def __init__(self, console: Console, status: Callable[[], Status | None]) -> None:
+        self._status = status
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._seen: deque[tuple[float, int]] = deque(maxlen=LOOKS)
+
+    @asynccontextmanager
+    async def shown(self) -> AsyncIterator[None]:
+        """Show it; at the end the terminal is as before."""
+        self._live.start()
+        showing = asyncio.create_task(self._show(), name="live view")
+        try:
+            yield
+        finally:
+            await cancel_and_wait(showing)
+            self.stop()
+
+    def stop(self) -> None:
+        """Take it off the terminal, also where nothing else will be done any more."""
+        self._live.stop()
+
+    async def _show(self) -> None:
+        while True:
+            status = self._status()
+            if status is not None:
+                self._live.update(self.render(status, time.monotonic()), refresh=True)
+            await asyncio.sleep(LOOK)
+
+    def render(self, status: Status, now: float) -> RenderableType:
+        """The view of a status, seen at a time in seconds."""
+        step, steps = status["inner_step"], status["total_steps"]
+        self._seen.append((now, step))
+        told = [
+            f"{status['phase']}: round {min(status['round'] + 1, status['rounds'])} of {status['rounds']}",
+            _within(status),
+            f"loss {number(status['loss'], 4)}" if status["loss"] == status["loss"] else "",  # NaN is not itself
+            f"{count(status['tokens_per_second'])} tokens/s" if status["tokens_per_second"] else "",
+            self._left(steps - step),
+        ]
+        line = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=steps, completed=step, width=BAR)
+        line.add_row(bar, Text(", ".join(filter(None, told)), style="bold", overflow="ellipsis", no_wrap=True))
+        return Group(line, Text(_awaited(status), style="yellow", overflow="ellipsis", no_wrap=True))
+
+    def _left(self, left: int) -> str:
+        (began, first), (now, last) = self._seen[0], self._seen[-1]
+        return f"{span((now - began) / (last - first) * left)} left" if last > first and left > 0 else ""
+
+
+def _within(status: Status) -> str:
+    """How far the inner steps of the round are."""
+    steps, done = status["round_steps"], status["round_steps_done"]
+    return f"step {done} of {steps}" if steps and status["phase"] == "training" else ""
+
+
+def _awaited(status: Status) -> str:
+    """Whom this site waits for: what its round or its start says, or the sites that still train."""
+    if status["phase"] not in ("waiting", "catching up"):
+        return ""
+    if status["message"]:
+        return f"waits: {status['message']}"
+    trains = [it["name"] or it["node"] for it in status["peers"] if it["alive"] and it["phase"] == "training"]
+    return f"waits for {', '.join(trains)}" if trains and status["phase"] == "waiting" else ""

@@ -106,7 +106,7 @@ def start_of(run: RunConfig, pace: Pace, exchange: float) -> tuple[str, float]:
     Args:
         exchange: seconds for the whole model.
     """
-    from pier_node.doctor.boundary import SAMPLE, measured
+    from pier_node.doctor.machine import SAMPLE, measured
 
     sites, parameters = run.run.sites, Layout.of(run.model).length
     most = MUCH_FASTER * sites * pace.step

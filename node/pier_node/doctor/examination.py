@@ -18,9 +18,9 @@ from rich.console import Console
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig, from_canonical
 from pier_node.doctor import machine
-from pier_node.doctor.boundary import boundary_finding
 from pier_node.doctor.finding import THIS_SITE, Finding, Verdict, as_fields, is_wrong, show
 from pier_node.doctor.links import Round, go_round, missed, utilisation_finding, visit
+from pier_node.doctor.machine import boundary_finding
 from pier_node.identity.certificates import Credentials, credentials
 from pier_node.identity.node import Identity, Token
 from pier_node.outer.layout import Layout

@@ -34,8 +34,7 @@ from pier_node.site.coordinator.client import Coordination
 from pier_node.site.coordinator.expert_messages import card_record, problem_record, progress_record
 from pier_node.site.coordinator.link import Refused
 from pier_node.site.expert_checkpoints import ExpertCheckpoints, JobCheckpoints
-from pier_node.site.loop import Work, run_work
-from pier_node.site.orders import Experts, Orders
+from pier_node.site.loop import Experts, Orders, Work, run_work
 from pier_node.site.settings import Settings
 from pier_node.trainer.model.export import import_weights
 from pier_proto.v1.coordinator_pb2 import Record, ScoreSheet

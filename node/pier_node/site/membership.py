@@ -29,7 +29,7 @@ from pier_node.rounds.proofs import Proofs, Trust, Trusted
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.site.journal import Journal, PairJournal
-from pier_node.site.orders import Orders
+from pier_node.site.loop import Orders
 from pier_node.site.report import Reporter
 from pier_node.site.settings import Settings
 from pier_node.site.shutdown import Leave

@@ -41,8 +41,7 @@ from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
 from pier_node.rounds.state_store import Checkpoint
 from pier_node.rounds.suspects import NOBODY, Behind, Suspicion
-from pier_node.site.loop import Work
-from pier_node.site.orders import Orders
+from pier_node.site.loop import Orders, Work
 from pier_node.wire.carrier import PeerLost
 from pier_proto.v1.peer_pb2 import Phase, Place
 
@@ -220,9 +219,9 @@ class PipelineTraining(Work):
         self._tried, self._version, began = None, 0, asyncio.get_running_loop().time()
         update = await self._work()
         worked = asyncio.get_running_loop().time()
-        progress.phase, rounds.sites = Phase.PHASE_WAITING, 1 if rounds.state.round else self._config.run.sites
+        progress.phase, sites = Phase.PHASE_WAITING, 1 if rounds.state.round else self._config.run.sites
         try:
-            state = await rounds.commit(update, self._advanced)
+            state = await rounds.commit(update, self._advanced, sites)
         except Behind:
             ended = asyncio.get_running_loop().time()
             await self.catch_up()

@@ -21,7 +21,7 @@ from pier_coordinator.runs.sites import LEASE_SECONDS
 from pier_coordinator.service.bounds import RULES
 from pier_coordinator.store.sites import Refused
 from pier_node.site.coordinator.expert_messages import experts
-from pier_node.site.orders import Experts
+from pier_node.site.loop import Experts
 from pier_proto.v1.coordinator_pb2 import Assignment
 
 PLAN = accepted_plan(accepted_job(0, "lab-0"), accepted_job(1, "lab-1"), accepted_job(2, "lab-0", flops=3e9))

@@ -23,7 +23,7 @@ from pier_node.site.coordinator.client import CoordinatorClient
 from pier_node.site.coordinator.link import Link, NoLease, Unreachable
 from pier_node.site.coordinator.records import Reports
 from pier_node.site.expert_checkpoints import ExpertCheckpoints
-from pier_node.site.orders import Orders
+from pier_node.site.loop import Orders
 from pier_node.wire.files import PART
 from pier_proto.v1.coordinator_pb2 import Paths, RegisterRequest, ScoreSheet
 from pier_proto.v1.peer_pb2 import Pulse, Site

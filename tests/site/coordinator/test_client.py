@@ -17,7 +17,7 @@ from pier_node.rounds.revocations import Revoked
 from pier_node.site.coordinator.client import CoordinatorClient
 from pier_node.site.coordinator.link import NoLease, Refused, Unreachable
 from pier_node.site.coordinator.records import Reports
-from pier_node.site.orders import Orders
+from pier_node.site.loop import Orders
 from pier_node.wire.files import PIECE
 from pier_proto.v1.coordinator_pb2 import (
     ArrivedReply,

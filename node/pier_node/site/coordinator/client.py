@@ -34,7 +34,7 @@ from pier_node.rounds.roster import Roster
 from pier_node.site.coordinator.expert_messages import experts
 from pier_node.site.coordinator.link import DELIVERY, Link, NoLease, Refused, Unreachable
 from pier_node.site.coordinator.records import Noting, Recorder, Reports, memory_held
-from pier_node.site.orders import Orders
+from pier_node.site.loop import Orders
 from pier_node.site.report import Names, Reporter
 from pier_node.site.settings import Settings
 from pier_node.wire.carrier import PROTOCOL, PeerLost

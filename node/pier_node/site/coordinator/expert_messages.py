@@ -17,7 +17,7 @@ from pier_node.experts.job import ExpertJob
 from pier_node.experts.resume import Kept
 from pier_node.experts.sheet import ScoringOrder
 from pier_node.site.coordinator.records import known
-from pier_node.site.orders import Experts
+from pier_node.site.loop import Experts
 from pier_proto.v1.coordinator_pb2 import Expert, ExpertCheckpoint, ExpertRecord, Record, Scoring
 
 DOMAIN = ("source", "path", "text_field")
