@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.paths_instances import Instance, hundred, instances
+from pier_coordinator.commands.paths import full_pipeline
 from pier_node.pipeline.planning.bounds import lower_bounds
 from pier_node.pipeline.planning.plan import random_plan, violations, worst_intra
-from pier_node.pipeline.planning.policies import full_pipeline
 from pier_node.pipeline.planning.problem import Problem
 from pier_node.pipeline.planning.search import search
 from pier_node.pipeline.planning.simulator import makespan

@@ -18,7 +18,7 @@ from pier_node.base.errors import PierError
 from pier_node.commands import options
 
 if TYPE_CHECKING:
-    from pier_node.pipeline.planning.policies import Policy
+    from pier_coordinator.commands.paths import Policy
 
 FOLDER = click.option(
     "--data",

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from pier_node.site.report import Names, named
+from pier_node.site.report import named, naming
 
 ALPHA, OTHER = "0123456789abcdef", "fedcba9876543210"
 
@@ -29,7 +29,7 @@ def test_a_node_id_gets_its_name_once(text: str, shown: str) -> None:
 
 def test_every_handler_sees_the_name(caplog: pytest.LogCaptureFixture) -> None:
     log = logging.getLogger("pier_node.test")
-    names = Names(called)
+    names = naming(called)
     caplog.handler.addFilter(names)
     try:
         log.warning("round %d: %s is at 100%% of its line: %s", 7, ALPHA, "5 % lost")

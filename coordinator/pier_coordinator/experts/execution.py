@@ -84,17 +84,11 @@ class ExpertRun:
             if self._current:
                 await self._current.look(now)
 
-    async def evaluate(self, extra: Sequence[ScoredDomain], rows: int, patience: float, folder: Path) -> None:
-        """Let the sites score the experts, each as soon as it is done; see Scoring. Raises Refused."""
+    def current(self) -> PlanExecution:
+        """The plan that is executed. Raises Refused: none was accepted."""
         if self._current is None:
             raise Refused(f"no plan of experts was accepted: {START}")
-        await self._current.evaluate(extra, rows, patience, folder)
-
-    async def delivered(self, node: str, sheet: ScoreSheet, content: bytes) -> None:
-        """Take a score sheet, or the reason why there is none. Raises Refused."""
-        if self._current is None:
-            raise Refused("no plan of experts was accepted")
-        await self._current.delivered(node, sheet, content)
+        return self._current
 
     async def give_checkpoint(
         self, node: str, plan: str, kept: Kept, parts: AsyncIterator[CheckpointPart], offset: int = 0

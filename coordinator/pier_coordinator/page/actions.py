@@ -74,7 +74,7 @@ class Operator:
             extra = [ScoredDomain(section=DomainSection.model_validate(domain)) for domain in domains]
         except ValidationError as error:
             raise Refused(f"a domain to score: {first_problem(error)}") from error
-        await self._coordinator.experts.evaluate(extra, rows, patience, self._home.folder / SCORES)
+        await self._coordinator.experts.current().evaluate(extra, rows, patience, self._home.folder / SCORES)
 
     async def evaluation(self) -> dict[str, Any]:
         """The progress of the evaluation."""

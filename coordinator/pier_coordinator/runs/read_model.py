@@ -16,11 +16,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from pier_coordinator.runs.links import Links
 from pier_coordinator.runs.pipeline import Drawing, PipelineRows
 from pier_coordinator.runs.series import Series, rounded
 from pier_coordinator.runs.sites import CURVES as SITE_CURVES
-from pier_coordinator.runs.sites import IDLE, REVOKED, Site
+from pier_coordinator.runs.sites import IDLE, REVOKED, Links, Site
 from pier_coordinator.runs.timings import LATEST, RoundTimings, segment_of, slowness_in_words
 from pier_coordinator.store.facts import Fact, number, text, whole
 from pier_node.base.units import several

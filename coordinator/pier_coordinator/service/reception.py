@@ -247,7 +247,7 @@ class Reception:
                 sheet = await asyncio.to_thread(path.read_bytes)
         except ValueError as error:
             raise BadMessage(f"a delivery: {error}") from error
-        await self._of.experts.delivered(node, first.sheet, sheet)
+        await self._of.experts.current().delivered(node, first.sheet, sheet)
         return pb.DeliverReply()
 
     async def give_checkpoint(self, node: str, parts: AsyncIterator[pb.CheckpointPart]) -> pb.GiveCheckpointReply:

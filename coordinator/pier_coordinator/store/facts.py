@@ -12,7 +12,6 @@ A fact is a row of the database and a line of the event log. The fields of its b
     link     peer, round_trip, bandwidth, bytes_sent: measured from `node` to `peer`
     expert   plan, job, name, step, training_loss, tokens, flops, seconds, done, loss, parent_loss, standard_error,
              epochs, accepted, problem, weights: a site's progress with an expert
-    plan     what the sites train from then on; earlier versions stored it
     note     level, text: a message from the site; level is that of Python's logging
     order    epoch, activity, assignment: what the site shall do; text: the order in words, and who gave it
     event    level, text: what the coordinator noticed or the operator did; `node` is "" if it concerns no single site;
@@ -69,7 +68,7 @@ ROWS = 64
 LASTING = "kind IN ('run', 'site')"
 """Facts that are needed to understand later ones, in the words of their index."""
 
-Kind = Literal["run", "site", "sample", "round", "link", "note", "expert", "plan", "order", "event"]
+Kind = Literal["run", "site", "sample", "round", "link", "note", "expert", "order", "event"]
 
 
 @dataclass(frozen=True)

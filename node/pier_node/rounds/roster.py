@@ -1,6 +1,6 @@
 """The roster: every site that this one has heard of, what each last said of itself, and which sites are alive.
 
-The roster asks each peer for its pulse once per `interval`, and beyond QUESTIONS peers so much less often that a site
+The roster asks each peer for its pulse once per INTERVAL, and beyond QUESTIONS peers so much less often that a site
 never has more questions to ask. A peer counts as not alive if it fails to answer twice in a row, or if it has been
 silent for longer than its own past suggests (median + k·MAD of the gaps between its answers). Silent peers are asked
 less and less often.
@@ -52,6 +52,8 @@ def _statement(site: Site) -> bytes:
 
 ACTIVE = frozenset({Phase.PHASE_TRAINING, Phase.PHASE_WAITING, Phase.PHASE_EXCHANGING})
 """Phases in which a site takes part in rounds."""
+INTERVAL = 1.0
+"""Seconds between two questions to a peer."""
 QUESTIONS = 32
 """Most questions per interval to peers that answer: each pulse is compared with those of all others."""
 FAILURES = 2
@@ -111,7 +113,6 @@ class Roster:
 
     Args:
         pulse: returns what this site says of itself now.
-        interval: seconds between two questions to a peer.
         signer: verifies entries; with None, the roster accepts nothing that a peer says of others.
 
     Attributes:
@@ -119,11 +120,9 @@ class Roster:
         forgotten: how many peers it has forgotten so far.
     """
 
-    def __init__(
-        self, carrier: Carrier, pulse: Callable[[], Pulse], interval: float = 1.0, signer: Signer | None = None
-    ) -> None:
+    def __init__(self, carrier: Carrier, pulse: Callable[[], Pulse], signer: Signer | None = None) -> None:
         self.node, self._carrier = carrier.node, carrier
-        self._pulse, self._interval, self._signer = pulse, interval, signer
+        self._pulse, self._signer = pulse, signer
         self.contacts: dict[str, Contact] = {}
         self.barred: set[str] = set()
         self.forgotten = 0
@@ -201,7 +200,7 @@ class Roster:
         if contact is None:
             if not self._make_room():
                 return None
-            limit = LearnedWait(initial=10 * self._interval, floor=5 * self._interval)
+            limit = LearnedWait(initial=10 * INTERVAL, floor=5 * INTERVAL)
             contact = self.contacts[site.node] = Contact(site, limit, told_by)
             contact.heard_at = asyncio.get_running_loop().time()
             if site.address:
@@ -341,7 +340,7 @@ class Roster:
             return all(contact.pulse or contact.failures >= FAILURES for contact in asked)
 
         with suppress(TimeoutError):
-            async with asyncio.timeout(SETTLING * self._interval):
+            async with asyncio.timeout(SETTLING * INTERVAL):
                 await self.changed.until(all_asked)
 
     async def announce(self) -> None:
@@ -383,12 +382,12 @@ class Roster:
     def _pause(self, contact: Contact) -> float:
         """Seconds until the next question to a peer: longer after every question that it did not answer."""
         if contact.unanswered == 0 or contact.site.node in self._members:
-            return self._interval * self.crowd if contact.unanswered != 1 else self._interval / 4
+            return INTERVAL * self.crowd if contact.unanswered != 1 else INTERVAL / 4
         if contact.unanswered < FAILURES and not contact.told_by:
-            return self._interval / 4
+            return INTERVAL / 4
         most = HEARSAY_BACKOFF if contact.told_by else BACKOFF
         silent = sum(it.silent for it in self.contacts.values())
-        return self._interval * max(min(2.0 ** (contact.unanswered - FAILURES), most), silent / SILENT_DIALS)
+        return INTERVAL * max(min(2.0 ** (contact.unanswered - FAILURES), most), silent / SILENT_DIALS)
 
     def _is_forgotten(self, contact: Contact) -> bool:
         if contact.site.node in self._members or not contact.silent:

@@ -54,23 +54,20 @@ def named(text: str, called: Called) -> str:
     return _NODE.sub(lambda found: called(found[0]), text)
 
 
-class Names(logging.Filter):
-    """A filter for log handlers that adds site names to every line."""
+def naming(called: Called) -> Callable[[logging.LogRecord], bool]:
+    """A filter for log handlers that adds site names to every line; every line passes."""
 
-    def __init__(self, called: Called) -> None:
-        super().__init__()
-        self._called = called
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Add names to a record; every record passes."""
-        record.msg, record.args = named(record.getMessage(), self._called), None
+    def name(record: logging.LogRecord) -> bool:
+        record.msg, record.args = named(record.getMessage(), called), None
         return True
+
+    return name
 
 
 def name_in_logs(called: Called) -> None:
     """Add site names to everything that this process logs from now on."""
     for handler in logging.getLogger().handlers:
-        handler.addFilter(Names(called))
+        handler.addFilter(naming(called))
 
 
 PATIENCE = 15.0

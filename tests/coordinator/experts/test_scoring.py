@@ -204,7 +204,7 @@ async def evaluating(run: Running, folder: Path) -> str:
     expert_run = run.coordinator.experts
     await expert_run.accept(PLAN)
     await expert_run.take(ALICE.node, [said(PLAN, ALICE.node, 0, **DONE)])
-    await expert_run.evaluate([NUMBERS], 0, 60.0, folder)
+    await expert_run.current().evaluate([NUMBERS], 0, 60.0, folder)
     return str(expert_run.scoring_told()["id"])
 
 
@@ -239,7 +239,7 @@ async def test_sheets_come_over_the_wire_and_the_sites_may_go(tmp_path: Path) ->
                 await link.deliver(stream(delivery(lease, id, large.packed())), ANSWER)
         await link.close()
         await expert_run.take(BOB.node, [said(PLAN, BOB.node, 1, **{**DONE, "name": SECOND})])
-        await expert_run.delivered(BOB.node, ScoreSheet(scoring=id, expert=SECOND, problem="torn"), b"")
+        await expert_run.current().delivered(BOB.node, ScoreSheet(scoring=id, expert=SECOND, problem="torn"), b"")
         told = expert_run.scoring_told()
         assert told["finished"]
         assert [(row["domain"], row["sheets"], row["problem"]) for row in told["experts"]] == [
@@ -319,5 +319,5 @@ async def test_a_site_that_does_not_come_back_is_given_up(tmp_path: Path) -> Non
 async def test_without_a_plan_nothing_is_evaluated(tmp_path: Path) -> None:
     async with running(tmp_path) as run:
         with pytest.raises(Refused, match="no plan of experts was accepted"):
-            await run.coordinator.experts.evaluate([], 0, 60.0, tmp_path)
+            await run.coordinator.experts.current().evaluate([], 0, 60.0, tmp_path)
         assert run.coordinator.experts.scoring_told() == {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pier_coordinator.runs.links import MOST_LINKS, Links
+from pier_coordinator.runs.sites import MOST_LINKS, Links
 
 
 def test_the_newest_measurement_of_a_link_counts() -> None:

@@ -35,7 +35,7 @@ from pier_node.site.coordinator.expert_messages import experts
 from pier_node.site.coordinator.link import DELIVERY, Link, NoLease, Refused, Unreachable
 from pier_node.site.coordinator.records import Noting, Recorder, Reports, memory_held
 from pier_node.site.loop import Orders
-from pier_node.site.report import Names, Reporter
+from pier_node.site.report import Reporter, naming
 from pier_node.site.settings import Settings
 from pier_node.wire.carrier import PROTOCOL, PeerLost
 from pier_node.wire.files import PIECE, pieces_of
@@ -364,7 +364,7 @@ class Coordination:
         link = Link(enrolment.address, enrolment.node, enrolment.credentials(member.identity))
         self.client = CoordinatorClient(link, self, self.orders, self.reports, self.revoked)
         self._noting = Noting(self.recorder)
-        self._noting.addFilter(Names(roster.called))
+        self._noting.addFilter(naming(roster.called))
 
     async def enter(self, record: SiteRecord | None) -> SiteRecord | None:
         """Register. Returns the site's own record, updated with what the coordinator knows of this site's place.

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -429,35 +430,20 @@ def clear(folder: Path) -> None:
 
 
 def _write_weights(all_rules: list[Rule], tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int) -> None:
-    shards = list(_shards(all_rules, tensors, shard_bytes))
-    places = {}
-    for number, shard in enumerate(shards, 1):
-        name = f"model-{number:05}-of-{len(shards):05}.safetensors" if len(shards) > 1 else "model.safetensors"
-        save_file({rule.theirs: rule.join(tensors) for rule in shard}, folder / name, metadata={"format": "pt"})
+    by_name = {rule.theirs: rule for rule in all_rules}
+    # Of their tensors only the sizes are wanted here: each is made when its file is written.
+    sizes = {
+        name: torch.empty(sum(tensors[it].nbytes for it in rule.ours), dtype=torch.uint8, device="meta")
+        for name, rule in by_name.items()
+    }
+    shards = split_torch_state_dict_into_shards(sizes, max_shard_size=shard_bytes)
+    for file, names in shards.filename_to_tensors.items():
+        save_file({name: by_name[name].join(tensors) for name in names}, folder / file, metadata={"format": "pt"})
         # safetensors creates files for their owner only, whatever the umask allows.
-        (folder / name).chmod((folder / MARK).stat().st_mode)
-        places.update({rule.theirs: name for rule in shard})
-    if len(shards) > 1:
-        size = sum(_size(rule, tensors) for rule in all_rules)
-        index = {"metadata": {"total_size": size}, "weight_map": places}
+        (folder / file).chmod((folder / MARK).stat().st_mode)
+    if shards.is_sharded:
+        index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-
-
-def _shards(all_rules: list[Rule], tensors: Mapping[str, Tensor], shard_bytes: int) -> Iterator[list[Rule]]:
-    shard: list[Rule] = []
-    used = 0
-    for rule in all_rules:
-        size = _size(rule, tensors)
-        if shard and used + size > shard_bytes:
-            yield shard
-            shard, used = [], 0
-        shard.append(rule)
-        used += size
-    yield shard
-
-
-def _size(rule: Rule, tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensors[name].nbytes for name in rule.ours)
 
 
 def stored(folder: Path) -> Iterator[tuple[str, Tensor]]:

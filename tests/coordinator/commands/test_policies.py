@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from pipeline.planning.cases import problem
 
+from pier_coordinator.commands.paths import FULL, SKIP, full_pipeline, plan_paths
 from pier_node.pipeline.planning.plan import random_plan, violations
-from pier_node.pipeline.planning.policies import FULL, SKIP, full_pipeline, plan_paths
 from pier_node.pipeline.planning.problem import Problem
 
 IT = problem(7, stages=3, path_length=2, stage_sizes=(3, 2, 2), microbatches=12, waves=2)
