@@ -31,6 +31,7 @@ from pier_coordinator.store.sites import (
     Registration,
     Report,
     SiteRow,
+    WrongClock,
     enrol,
     register,
     take_report,
@@ -51,9 +52,12 @@ CLOCK = 3600.0
 """Seconds by which a site's clock may differ: beyond that, its reports would be misplaced in every chart."""
 
 
-def registration(request: pb.RegisterRequest, run_hash: bytes, now: float) -> str:
-    """What is wrong with a registration. Names are not checked here but where they are assigned (store/sites.py)."""
-    return protocol(request.protocol) or configuration(request.run_hash, run_hash) or clock(request.time, now)
+def registration(request: pb.RegisterRequest, run_hash: bytes) -> str:
+    """What is wrong with a registration until its site is started anew, or for ever.
+
+    Names are not checked here but where they are assigned (store/sites.py).
+    """
+    return protocol(request.protocol) or configuration(request.run_hash, run_hash)
 
 
 def enrolment(request: pb.EnrolRequest, now: float) -> str:
@@ -88,8 +92,7 @@ def clock(theirs: float, ours: float) -> str:
     if abs(late) <= CLOCK:
         return ""
     side = "behind" if late > 0 else "ahead of"
-    wrong = f"your clock is {_amount(abs(late))} {side} the coordinator's"
-    return f"{wrong}: set it (timedatectl set-ntp true) and start again"
+    return f"your clock is {_amount(abs(late))} {side} the coordinator's: set it (timedatectl set-ntp true)"
 
 
 def _amount(seconds: float) -> str:
@@ -169,8 +172,10 @@ class Reception:
         now = self._of.wall()
         if request.site.node != node:
             raise BadMessage(f"RegisterRequest.site.node = {request.site.node}: the caller is {node}")
-        if problem := registration(request, self._of.run_hash, now):
+        if problem := registration(request, self._of.run_hash):
             raise Refused(problem)
+        if problem := clock(request.time, now):
+            raise WrongClock(problem)
         if request.starting and self._of.orders[node].activity == "stop":
             await self._of.order("train", [node], by="being started again")
         await self._of.experts.welcome(node)

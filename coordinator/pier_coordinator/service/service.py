@@ -24,7 +24,7 @@ from pier_coordinator.runs.coordinator import Coordinator
 from pier_coordinator.runs.sites import LEASE_SECONDS
 from pier_coordinator.service.bounds import MESSAGE_BYTES, parse
 from pier_coordinator.service.reception import Reception
-from pier_coordinator.store.sites import Refused, Stranger, Superseded, TooFast, Unregistered
+from pier_coordinator.store.sites import Refused, Stranger, Superseded, TooFast, Unregistered, WrongClock
 from pier_node.base.address import format_address
 from pier_node.base.errors import PierError
 from pier_node.identity.certificates import Credentials, node_id_of_certificate
@@ -281,6 +281,7 @@ _STATUSES = {
     Stranger: grpc.StatusCode.PERMISSION_DENIED,
     Unregistered: grpc.StatusCode.NOT_FOUND,
     Superseded: grpc.StatusCode.ABORTED,
+    WrongClock: grpc.StatusCode.ABORTED,  # the site trains on, and retries
     TooFast: grpc.StatusCode.RESOURCE_EXHAUSTED,
     sqlite3.Error: grpc.StatusCode.UNAVAILABLE,  # a full disk may have room again later: the site retries
 }

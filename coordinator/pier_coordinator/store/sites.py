@@ -37,6 +37,10 @@ class Superseded(Exception):
     """The same site has been started again and has registered since."""
 
 
+class WrongClock(Exception):
+    """The caller's clock and the coordinator's differ too much, whichever is wrong; it may retry once they agree."""
+
+
 class TooFast(Exception):
     """The caller has exceeded its rate limit, or another such call of it is under way; it may retry after `seconds`."""
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from coordinator.cases import ALICE, BOB, CONFIG, OWN, TOKEN, Running, pulse, register_request, running
+from coordinator.cases import ALICE, BOB, CONFIG, NOW, OWN, TOKEN, Running, pulse, register_request, running
 
 from pier_coordinator.store.sites import InviteRow
 from pier_node.base.errors import PierError
@@ -57,6 +57,14 @@ async def test_a_lease_that_is_not_known_is_told_from_a_refusal(run: Running) ->
         await link.heartbeat(beat(lease), ANSWER)
     with pytest.raises(Refused, match="revoked"):
         await link.register(register_request(ALICE), ANSWER)
+    await link.close()
+
+
+async def test_a_wrong_clock_is_no_refusal_for_good(run: Running) -> None:
+    link = link_to(run.port)
+    with pytest.raises(Unreachable, match="your clock is 2 hours ahead of the coordinator's"):
+        await link.register(register_request(ALICE, time=NOW + 7200), ANSWER)
+    assert (await link.register(register_request(ALICE), ANSWER)).lease
     await link.close()
 
 
