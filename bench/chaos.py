@@ -1,6 +1,7 @@
 """Does anything break when everything goes wrong at random?
 
-    python -m bench.chaos [--sites N] [--seconds S] [--mean S] [--run NAME] [--overlap] [--seed N] [--keep FOLDER]
+    python -m bench.chaos [--sites N] [--seconds S] [--mean S] [--run NAME] [--overlap] [--only KIND] [--seed N]
+                          [--keep FOLDER]
 
 Sites are real `pier-node start` in network namespaces (as root, on Linux), with links of 100 Mbit/s and 10 ms, and
 workers that train the smallest model, one round a second. At each site, faults of all kinds (chaos_faults.py) happen
@@ -16,7 +17,6 @@ a round is reported.
 
 from __future__ import annotations
 
-import fcntl
 import heapq
 import itertools
 import json
@@ -29,7 +29,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -44,15 +44,15 @@ from bench import goodput_figures
 from bench.chaos_faults import (
     KINDS,
     LEAVES_WITHIN,
+    Kind,
     Line,
     Undo,
     Victim,
     by_its_own_clock,
     nothing,
     small_disk,
-    tidy_clocks,
 )
-from bench.goodput_sites import ENDLESS, HOOK, INNER_STEPS, PACE, PROGRAMS, Site, hooked, invited, start_commands
+from bench.goodput_sites import ENDLESS, HOOK, PROGRAMS, Site, hooked, invited, start_commands
 from bench.slow_links import Spot, refuse_without_tools, star
 from bench.tiny_run import Keys, tiny_run
 from pier_node.base.errors import PierError
@@ -67,6 +67,8 @@ RUNS: dict[str, Keys] = {
     "noloco": {"algorithm": "noloco"},
 }
 """[outer] of the runs that can be chosen. The start of pier is over before the faults begin."""
+INNER_STEPS, PACE = 8, 0.125
+"""A round a second. Few inner steps, so that a machine with two cores has time for the restarts of many sites."""
 RATE = 100.0
 """Mbit/s of a site's uplink."""
 DISK = 64
@@ -76,18 +78,27 @@ WARM, TOGETHER = 8, 3
 PATIENCE = 180.0
 """Seconds within which these come."""
 LOOK = 0.1
+WORK = "/var/tmp"
+"""Where the sites' folders are: their /tmp is another."""
 MORE_FILES, MORE_THREADS, MORE_BYTES = 16, 16, 64 << 20
 """What a daemon may hold more in the end than the largest before the faults."""
 GONE_WITHIN = 60.0
 """Seconds in which all that is more has to go: connections end some time after a cut."""
+ENDED = "it ended by itself"
 BAD_SIGNS = ("Traceback", "never retrieved", "never awaited", "Unclosed", "was destroyed but it is pending")
 
 
 @dataclass(frozen=True)
 class Setting(goodput_figures.Setting):
-    """A trial, and which of RUNS it is of."""
+    """A trial, which of RUNS it is of, and the names of its faults' kinds; none: all."""
 
     run: str
+    only: tuple[str, ...] = ()
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """The faults that are drawn from."""
+        return [kind for kind in KINDS if not self.only or kind.name in self.only]
 
     @property
     def apart(self) -> bool:
@@ -146,7 +157,7 @@ class Trial:
         began = time.monotonic()
         for number, fault in enumerate(setting.faults(len(self._victims))):
             dice = random.Random(f"{setting.seed}/{number}")
-            kind = dice.choice(KINDS)
+            kind = dice.choice(setting.kinds)
             while due and due[0][0] <= fault.at:
                 at, _, undo = heapq.heappop(due)
                 self._supervise(began + at)
@@ -166,7 +177,7 @@ class Trial:
             for victim in self._victims:
                 if victim.site.ended and not victim.away:
                     if not victim.excused:
-                        victim.rude.append("it ended by itself")
+                        victim.rude.append(ENDED)
                     victim.site.start()
             self._look()
             if (left := until - time.monotonic()) <= 0:
@@ -257,61 +268,67 @@ def events(victim: Victim) -> list[dict[str, Any]]:
     return [event for event in read_events(path.read_bytes() if path.exists() else b"") if event["round"]]
 
 
-def leftovers() -> set[str]:
-    """Pier's folders outside all data folders that belong to no living process."""
-    found = set()
-    for lock in Path("/tmp").glob("pier-*/lock"):
-        with suppress(OSError), lock.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # its process would hold it
-            found.add(str(lock.parent))
-    return found
+@dataclass(frozen=True)
+class Temporary:
+    """A /tmp and a /dev/shm that only the processes of a trial have, so that all in them was left by these.
+
+    Attributes:
+        folders: what lies there.
+    """
+
+    folders: tuple[Path, Path]
+
+    def inside(self, spot: Spot) -> list[str]:
+        """Words before a command that run it in the namespace of a spot, and with these."""
+        mounts = 'mount --bind "$0" /tmp && mount --bind "$1" /dev/shm && shift && exec "$@"'
+        return ["ip", "netns", "exec", spot.namespace, "sh", "-c", mounts, *map(str, self.folders)]
+
+    def left(self) -> list[Path]:
+        """What is there; libfaketime's files, which processes that are killed cannot remove, do not count."""
+        found = (path for folder in self.folders for path in folder.iterdir())
+        return sorted(path for path in found if "faketime" not in path.name)
 
 
 @contextmanager
-def running(work: Path, setting: Setting) -> Iterator[list[Victim]]:
+def running(work: Path, setting: Setting, temporary: Temporary) -> Iterator[list[Victim]]:
     """Sites of a run of their own, started, and last its coordinator if it is the witness; killed in the end."""
     witness = ["coordinator"] if setting.run == "witness" else []
     folders = [work / name for name in [*(f"site-{number}" for number in range(setting.sites)), *witness]]
     outer: Keys = {"overlap": setting.overlap, **RUNS[setting.run]}
     run = tiny_run(setting.sites, ENDLESS, INNER_STEPS, outer, witness=bool(witness))
     lines = [Line() for _ in folders]
-    with tidy_clocks(), ExitStack() as stack:
+    with ExitStack() as stack:
         spots = stack.enter_context(
             star([RATE] * len(folders), lambda here, there: max(lines[here].seconds, lines[there].seconds))
         )
-        for folder in folders:  # before any site, whose namespaces take them over
+        for folder in [*folders, *temporary.folders]:  # before any site, whose namespaces take them over
             stack.enter_context(small_disk(folder, DISK))
         addresses = [f"{spot.address}:7700" for spot in spots]
         last = list[Victim]()
         if witness:
             start = [str(PROGRAMS / "pier-coordinator"), "start", str(folders[-1]), "--listen", addresses[-1]]
-            last = [_victim(spots[-1], lines[-1], folders[-1], start)]
+            last = [_victim(temporary.inside(spots[-1]), lines[-1], folders[-1], start)]
             stack.callback(last[0].site.kill)
-            commands = invited(last[0].site, run, folders[:-1], addresses[:-1], _inside(spots[-1]))
+            commands = invited(last[0].site, run, folders[:-1], addresses[:-1], temporary.inside(spots[-1]))
         else:
             file = work / "run.toml"
             file.write_text(run)
             commands = start_commands(file, folders, addresses)
         victims = []
         for spot, line, folder, command in zip(spots, lines, folders, commands, strict=False):
-            victims.append(_victim(spot, line, folder, command))
+            victims.append(_victim(temporary.inside(spot), line, folder, command))
             stack.callback(victims[-1].site.kill)
             victims[-1].site.start()
         yield [*victims, *last]
 
 
-def _victim(spot: Spot, line: Line, folder: Path, command: Sequence[str]) -> Victim:
-    """A site or the coordinator at its spot, with a right clock; not started."""
+def _victim(within: Sequence[str], line: Line, folder: Path, command: Sequence[str]) -> Victim:
+    """A site or the coordinator, with a right clock; not started."""
     clock = folder.with_suffix(".clock")
     environment = {**hooked(HOOK, PIER_BENCH_PACE=PACE, PIER_BENCH_WAITS=0), **by_its_own_clock(clock)}
-    victim = Victim(Site([*_inside(spot), *command], folder, environment), folder, clock, line)
+    victim = Victim(Site([*within, *command], folder, environment), folder, clock, line)
     victim.set_clock(0.0)
     return victim
-
-
-def _inside(spot: Spot) -> list[str]:
-    """Words before a command that run it there."""
-    return ["ip", "netns", "exec", spot.namespace]
 
 
 def measure(setting: Setting, tick: Callable[[], None] = nothing, keep: Path | None = None) -> Outcome:
@@ -321,13 +338,14 @@ def measure(setting: Setting, tick: Callable[[], None] = nothing, keep: Path | N
         keep: folder for a copy of the sites' folders and logs.
     """
     refuse_without_tools()
-    before = leftovers()
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        victims = stack.enter_context(running(Path(folder), setting))
+    with tempfile.TemporaryDirectory(dir=WORK) as folder, ExitStack() as stack:
+        temporary = Temporary((Path(folder, "tmp"), Path(folder, "shm")))
+        victims = stack.enter_context(running(Path(folder), setting, temporary))
         if keep:
-            stack.callback(shutil.copytree, folder, keep, dirs_exist_ok=True)
+            unneeded = shutil.ignore_patterns("tmp", "shm")
+            stack.callback(shutil.copytree, folder, keep, dirs_exist_ok=True, ignore=unneeded)
         found = Trial(setting, victims, tick).run()
-    found.problems += [f"left behind: {path}" for path in sorted(leftovers() - before)]
+        found.problems += [f"left behind: {path}" for path in temporary.left()]
     return found
 
 
@@ -352,6 +370,9 @@ def table(found: Outcome, setting: Setting) -> Table:
 @click.option("--seed", default=1, show_default=True, help="Of the faults.")
 @click.option("--run", type=click.Choice([*RUNS]), default="diloco", show_default=True, help="What the sites do.")
 @click.option("--overlap/--no-overlap", default=False, show_default=True, help="outer.overlap of the run.")
+@click.option(
+    "--only", multiple=True, type=click.Choice([kind.name for kind in KINDS]), help="These faults; repeatable."
+)
 @click.option("--keep", type=click.Path(path_type=Path), help="Copy the sites' folders there.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures there.")
 def cli(json_file: Path | None, keep: Path | None, **options: Any) -> None:
