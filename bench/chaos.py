@@ -338,6 +338,9 @@ def measure(setting: Setting, tick: Callable[[], None] = nothing, keep: Path | N
         keep: folder for a copy of the sites' folders and logs.
     """
     refuse_without_tools()
+    for path in (Path(__file__), PROGRAMS):
+        if path.is_relative_to("/tmp"):
+            raise PierError(f"the sites do not see {path}: they have a /tmp of their own", "Have it outside /tmp.")
     with tempfile.TemporaryDirectory(dir=WORK) as folder, ExitStack() as stack:
         temporary = Temporary((Path(folder, "tmp"), Path(folder, "shm")))
         victims = stack.enter_context(running(Path(folder), setting, temporary))

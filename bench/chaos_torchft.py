@@ -69,7 +69,6 @@ class Row:
 @contextmanager
 def running(work: Path, setting: Setting, python: Path, timeout: float) -> Iterator[list[Victim]]:
     """torchft's peers and its lighthouse, started; killed in the end."""
-    temporary = Temporary((work / "tmp", work / "shm"))
     folders = [work / f"peer-{number}" for number in range(setting.sites)]
     lines = [Line() for _ in range(setting.sites + 1)]
     least = setting.sites // 2 + 1
@@ -78,15 +77,16 @@ def running(work: Path, setting: Setting, python: Path, timeout: float) -> Itera
         spots = stack.enter_context(
             star([RATE] * len(lines), lambda here, there: max(lines[here].seconds, lines[there].seconds))
         )
-        for folder in [*folders, *temporary.folders]:
+        for folder in folders:
             folder.mkdir()
+        inside = [["ip", "netns", "exec", spot.namespace] for spot in spots]
         waits = ["--min_replicas", str(least), "--join_timeout_ms", "10000", "--quorum_tick_ms", "100"]
         command = [str(python.with_name("torchft_lighthouse")), *waits, "--bind", f"0.0.0.0:{LIGHTHOUSE}"]
-        lighthouse = Site([*temporary.inside(spots[-1]), *command], work / "lighthouse", environment)
+        lighthouse = Site([*inside[-1], *command], work / "lighthouse", environment)
         stack.callback(lighthouse.kill)
         lighthouse.start()
         victims = []
-        for spot, line, folder in zip(spots, lines, folders, strict=False):
+        for spot, within, line, folder in zip(spots, inside, lines, folders, strict=False):
             words = {
                 "address": spot.address,
                 "lighthouse": f"http://{spots[-1].address}:{LIGHTHOUSE}",
@@ -97,7 +97,7 @@ def running(work: Path, setting: Setting, python: Path, timeout: float) -> Itera
             }
             options = [word for name, value in words.items() for word in (f"--{name}", str(value))]
             command = [str(python), "-m", "bench.chaos_torchft_peer", str(folder), *options]
-            site = Site([*temporary.inside(spot), *command], folder, environment)
+            site = Site([*within, *command], folder, environment)
             victims.append(Victim(site, folder, folder.with_suffix(".clock"), line))
             stack.callback(site.kill)
             site.start()

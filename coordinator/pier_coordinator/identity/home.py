@@ -143,9 +143,12 @@ class Home:
         return Witness(self.folder / WITNESS_FILE, identity.node, statements, asked)
 
     def announce(self, address: str, page: str) -> None:
-        """Let commands on this machine find the running coordinator; `page` is the URL of its page."""
-        fields = {"pid": os.getpid(), "address": address, "http": page}
-        durable.replace(self.folder / DAEMON_FILE, json.dumps(fields).encode())
+        """Let commands on this machine find the running coordinator; `page` is the URL of its page. Raises PierError."""
+        fields, path = {"pid": os.getpid(), "address": address, "http": page}, self.folder / DAEMON_FILE
+        try:
+            durable.replace(path, json.dumps(fields).encode())
+        except OSError as error:
+            raise PierError(f"{path}: {error.strerror}", "Make room on its disk, and start again.") from error
 
     def leave(self) -> None:
         """Record that the coordinator has stopped."""

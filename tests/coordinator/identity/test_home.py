@@ -79,3 +79,9 @@ def test_the_coordinator_that_runs_can_be_found(folder: Path) -> None:
     home.leave()
     home.leave()
     assert not (folder / DAEMON_FILE).exists()
+
+
+def test_a_full_disk_at_the_start_is_said(folder: Path) -> None:
+    (folder / f"{DAEMON_FILE}.tmp").symlink_to("/dev/full")
+    with pytest.raises(PierError, match=f"{DAEMON_FILE}: No space left on device"):
+        Home(folder).announce("10.0.0.1:7790", "")
