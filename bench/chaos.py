@@ -33,6 +33,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from pydoc_data import topics
 from typing import Any
 
 import click
@@ -68,7 +69,8 @@ RUNS: dict[str, Keys] = {
 }
 """[outer] of the runs that can be chosen. The start of pier is over before the faults begin."""
 INNER_STEPS, PACE = 8, 0.125
-"""A round a second. Few inner steps, so that a machine with two cores has time for the restarts of many sites."""
+"""A round a second with up to eight sites. Few inner steps,
+so that a machine with two cores has time for the restarts of many sites."""
 RATE = 100.0
 """Mbit/s of a site's uplink."""
 DISK = 64
@@ -76,7 +78,7 @@ DISK = 64
 WARM, TOGETHER = 8, 3
 """Rounds of all sites before faults begin, and after they have been healed."""
 PATIENCE = 180.0
-"""Seconds within which these come."""
+"""Seconds within which these come, with up to eight sites."""
 LOOK = 0.1
 WORK = "/var/tmp"
 """Where the sites' folders are: their /tmp is another."""
@@ -94,6 +96,11 @@ class Setting(goodput_figures.Setting):
 
     run: str
     only: tuple[str, ...] = ()
+
+    @property
+    def crowd(self) -> float:
+        """How much longer all takes than with eight sites: the machine has so many cores."""
+        return max(1.0, self.sites / 8)
 
     @property
     def kinds(self) -> list[Kind]:
@@ -194,12 +201,13 @@ class Trial:
 
     def _together(self, rounds: int, when: str) -> None:
         """Return when all sites have committed so many rounds with nobody missing. Raises RuntimeError."""
-        longest, deadline = self.outcome.longest, time.monotonic() + PATIENCE
+        longest, patience = self.outcome.longest, PATIENCE * self._setting.crowd
+        deadline = time.monotonic() + patience
         seen = [len(events(site)) for site in self._sites]
         while not all(self._with_all(site, start) >= rounds for site, start in zip(self._sites, seen, strict=True)):
             if time.monotonic() > deadline:
                 tails = "\n\n".join(victim.site.tail() for victim in self._victims)
-                raise RuntimeError(f"the sites do not come together within {PATIENCE:.0f} s {when}:\n\n{tails}")
+                raise RuntimeError(f"the sites do not come together within {patience:.0f} s {when}:\n\n{tails}")
             self._supervise(time.monotonic() + LOOK)
         self.outcome.longest = longest
 
@@ -295,7 +303,7 @@ def running(work: Path, setting: Setting, temporary: Temporary) -> Iterator[list
     witness = ["coordinator"] if setting.run == "witness" else []
     folders = [work / name for name in [*(f"site-{number}" for number in range(setting.sites)), *witness]]
     outer: Keys = {"overlap": setting.overlap, **RUNS[setting.run]}
-    run = tiny_run(setting.sites, ENDLESS, INNER_STEPS, outer, witness=bool(witness))
+    run = tiny_run(setting.sites, ENDLESS, INNER_STEPS, outer, witness=bool(witness), text=topics.__file__)
     lines = [Line() for _ in folders]
     with ExitStack() as stack:
         spots = stack.enter_context(
@@ -316,16 +324,16 @@ def running(work: Path, setting: Setting, temporary: Temporary) -> Iterator[list
             commands = start_commands(file, folders, addresses)
         victims = []
         for spot, line, folder, command in zip(spots, lines, folders, commands, strict=False):
-            victims.append(_victim(temporary.inside(spot), line, folder, command))
+            victims.append(_victim(temporary.inside(spot), line, folder, command, PACE * setting.crowd))
             stack.callback(victims[-1].site.kill)
             victims[-1].site.start()
         yield [*victims, *last]
 
 
-def _victim(within: Sequence[str], line: Line, folder: Path, command: Sequence[str]) -> Victim:
-    """A site or the coordinator, with a right clock; not started."""
+def _victim(within: Sequence[str], line: Line, folder: Path, command: Sequence[str], pace: float = PACE) -> Victim:
+    """A site, whose inner steps take `pace` seconds, or the coordinator, with a right clock; not started."""
     clock = folder.with_suffix(".clock")
-    environment = {**hooked(HOOK, PIER_BENCH_PACE=PACE, PIER_BENCH_WAITS=0), **by_its_own_clock(clock)}
+    environment = {**hooked(HOOK, PIER_BENCH_PACE=pace, PIER_BENCH_WAITS=0), **by_its_own_clock(clock)}
     victim = Victim(Site([*within, *command], folder, environment), folder, clock, line)
     victim.set_clock(0.0)
     return victim

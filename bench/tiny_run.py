@@ -23,16 +23,18 @@ def tiny_run(
     model: Keys = NOTHING,
     batch_size: int = 2,
     witness: bool = False,
+    text: str = argparse.__file__,
 ) -> str:
     """The text of a run.toml.
 
     Args:
         outer, model: what these tables have besides; otherwise it is DiLoCo with the smallest model.
+        text: path of what is trained on: 100 kB, which are enough for four sites.
     """
     tables: dict[str, Keys] = {
         "run": {"sites": sites, "witness": witness},
         "model": {"preset": "llama-tiny", **model},
-        "data": {"source": "text", "path": argparse.__file__},
+        "data": {"source": "text", "path": text},
         "inner": {"total_steps": total_steps, "batch_size": batch_size, "eval_every": 0},
         "outer": {"algorithm": "diloco", "inner_steps": inner_steps, **outer},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from processes.run import NO_NAMESPACES
 from rich.console import Console
 
+from bench import chaos_torchft
 from bench.chaos import Outcome, Setting, flaws, measure, table
 from bench.chaos_faults import KINDS
 from bench.slow_links import has_latency, refuse_without_tools
@@ -49,6 +51,21 @@ def test_the_table_has_what_happened() -> None:
     assert told["kill all"] == "3"
     assert told["longest time without a round"] == "8.9 s"
     assert told["problems"] == "1"
+
+
+def test_faults_of_some_kinds_are_drawn() -> None:
+    setting = Setting(4, 60.0, 15.0, 1, overlap=False, run="diloco", only=chaos_torchft.BOTH)
+    assert [kind.name for kind in setting.kinds] == ["kill all", "freeze", "leave", "cut off", "slow line"]
+    assert Setting(4, 60.0, 15.0, 1, overlap=False, run="diloco").kinds == [*KINDS]
+
+
+def test_the_table_of_two_systems_has_what_did_not_come_back() -> None:
+    row = chaos_torchft.Row("theirs", 30, 5, 640, 61.5, math.inf, forks=2, ended=3, other=["a"], load=4.5)
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(chaos_torchft.table([row], Setting(4, 60.0, 15.0, 1, overlap=False, run="diloco")))
+    shown = [part.strip() for part in capture.get().splitlines()[-2].strip("│ ").split("│")]
+    assert shown == ["theirs", "30", "5", "61.5 s", "not in 180 s", "2", "3", "1", "4.5"]
 
 
 @pytest.mark.netns

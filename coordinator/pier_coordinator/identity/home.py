@@ -143,7 +143,7 @@ class Home:
         return Witness(self.folder / WITNESS_FILE, identity.node, statements, asked)
 
     def announce(self, address: str, page: str) -> None:
-        """Let commands on this machine find the running coordinator; `page` is the URL of its page. Raises PierError."""
+        """Let commands on this machine find the coordinator; `page` is the URL of its page. Raises PierError."""
         fields, path = {"pid": os.getpid(), "address": address, "http": page}, self.folder / DAEMON_FILE
         try:
             durable.replace(path, json.dumps(fields).encode())
