@@ -211,11 +211,13 @@ async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack
     await asyncio.to_thread(get_ready, config)
     stores = Stores.of(folder, config)
     resuming = asyncio.create_task(resume(joined, layout, stores, program))
-    stack.push_async_callback(cancel_and_wait, resuming)
-    await asyncio.wait([starting, resuming], return_when=asyncio.FIRST_COMPLETED)
-    if starting.done():
-        await starting  # raises why it cannot train: for a state, a newcomer may have to wait for hours
-    checkpoint, state, how = await resuming
+    try:
+        await asyncio.wait([starting, resuming], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting  # raises why it cannot train: for a state, a newcomer may have to wait for hours
+        checkpoint, state, how = await resuming
+    finally:
+        await cancel_and_wait(resuming)
     replica = Replica(joined, trainer, stores, trackers, layout, state)
     await replica.begin(stack, checkpoint)
     joined.say(f"{how} at round {state.round} as {name} ({node}).")
