@@ -53,10 +53,10 @@ def circuits(problem: Problem, seed: int, steps: int) -> Plan | None:
     turns = np.floor((time - figures[DELAY]) / figures[TURN] + ALMOST).astype(np.int64)
     most = places * np.clip(turns, 0, problem.waves)
     counts, rules = _shared_out(problem.wave_sizes, places, most), laws(problem)
-    stage_sizes = np.array(problem.stage_sizes, np.int64)
-    limits = np.stack([places, most])
-    balance(visits, counts, limits, np.stack([rules.least, rules.most]), stage_sizes, rules.rules[-1:], random_numbers)
-    stages: list[list[int]] = [[] for _ in stage_sizes]
+    sizes, loads = np.array(problem.stage_sizes, np.int64), np.stack([rules.least, rules.most])
+    limits = Limits(np.stack([places, most]), loads, sizes, rules.rules[-1:])
+    balance(Shares.of(visits, counts), limits, random_numbers)
+    stages: list[list[int]] = [[] for _ in sizes]
     paths = [tuple(row) for row in order[: len(visits) * length].reshape(-1, length).tolist()]
     for path, row in zip(paths, visits, strict=True):
         for site, stage in zip(path, np.flatnonzero(row), strict=True):
@@ -217,50 +217,131 @@ def _needed(figures: Floats, waves: int, microbatches: int) -> tuple[float, floa
     return time, (time + smooth) / 2
 
 
-@compiled
-def balance(visits: Bools, counts: Ints, limits: Ints, loads: Ints, sizes: Ints, jump: Ints, dice: Dice) -> None:
-    """Anneal the stages and the microbatches of circuits, until each stage's load is right in each wave, or nearly so.
+class Shares(NamedTuple):
+    """What circuits do.
 
     Args:
-        visits: [G, S]; counts: [W, G]; limits: [2, G], microbatches in a wave and in all.
-        loads: [2, W, S], the least and the most of each stage in each wave.
+        visits: [G, S], their stages; held: [S], how many have each.
+        counts: [W, G], their microbatches in each wave; total: [G], in all.
+        load: [W, S], visits of each stage in each wave.
     """
-    waves, groups = counts.shape
-    stages, held, total = visits.shape[1], visits.sum(axis=0), counts.sum(axis=0)
-    load = np.zeros((waves, stages), np.int64)
-    for wave in range(waves):
-        for group in range(groups):
-            load[wave] += visits[group] * counts[wave, group]
+
+    visits: Bools
+    held: Ints
+    counts: Ints
+    total: Ints
+    load: Ints
+
+    @classmethod
+    def of(cls, visits: Bools, counts: Ints) -> Shares:
+        """The shares of circuits with these stages and microbatches."""
+        return cls(visits, visits.sum(axis=0), counts, counts.sum(axis=0), counts @ visits)
+
+
+class Limits(NamedTuple):
+    """What they may do.
+
+    Args:
+        most: [2, G], microbatches in a wave, and in all.
+        loads: [2, W, S], the least and the most visits of each stage in each wave.
+        sizes: [S], sites of each stage.
+        jump: [1], the longest step from a stage to the next.
+    """
+
+    most: Ints
+    loads: Ints
+    sizes: Ints
+    jump: Ints
+
+
+@compiled
+def balance(shares: Shares, limits: Limits, dice: Dice) -> int:
+    """Anneal the stages and the microbatches of circuits, until each stage's load is right in each wave, or nearly so.
+
+    Returns how many visits are too many or too few.
+    """
+    off, groups = 0, len(shares.visits)
+    for wave in range(shares.load.shape[0]):
+        for stage in range(shares.load.shape[1]):
+            load, least, most = shares.load[wave, stage], limits.loads[0, wave, stage], limits.loads[1, wave, stage]
+            off += max(0, load - most, least - load)
     for step in range(EXCHANGES):
+        if off == 0:
+            break
         allowed = -0.5 * (1 - step / EXCHANGES) * np.log(1.0 - uniform(dice))
-        if uniform(dice) < OTHER_STAGE:
-            group, a, b = below(dice, groups), 1 + below(dice, stages - 1), 1 + below(dice, stages - 1)
-            if not visits[group, a] or visits[group, b] or held[b] == sizes[b]:
-                continue
-            visits[group, a], visits[group, b] = False, True
-            worse = 0
-            for wave in range(waves):
-                count = counts[wave, group]
-                worse += _moved(load, loads, wave, a, -count) + _moved(load, loads, wave, b, count)
-            if worse > allowed or not _in_reach(visits[group], jump[0]):
-                visits[group, a], visits[group, b] = True, False
-                continue
-            load[:, a] -= counts[:, group]
-            load[:, b] += counts[:, group]
-            held[a], held[b] = held[a] - 1, held[b] + 1
-        else:
-            wave, a, b = below(dice, waves), below(dice, groups), below(dice, groups)
-            if a == b or not counts[wave, a] or counts[wave, b] >= limits[0, b] or total[b] >= limits[1, b]:
-                continue
-            worse = 0
-            for stage in range(stages):
-                worse += _moved(load, loads, wave, stage, int(visits[b, stage]) - int(visits[a, stage]))
-            if worse > allowed:
-                continue
-            for stage in range(stages):
-                load[wave, stage] += int(visits[b, stage]) - int(visits[a, stage])
-            counts[wave, a], counts[wave, b] = counts[wave, a] - 1, counts[wave, b] + 1
-            total[a], total[b] = total[a] - 1, total[b] + 1
+        a, b = below(dice, groups), below(dice, groups)
+        if a != b and uniform(dice) < OTHER_STAGE:
+            off += _restage(shares, limits, a, b, allowed, dice)
+        elif a != b:
+            off += _hand_over(shares, limits, a, b, allowed, dice)
+    return int(off)
+
+
+@compiled
+def _restage(s: Shares, limits: Limits, a: int, b: int, allowed: float, dice: Dice) -> int:
+    """Circuit a changes a stage, or exchanges it with circuit b. Returns by how much loads are further off."""
+    stages, both = s.visits.shape[1], uniform(dice) < 0.5
+    x, y = 1 + below(dice, stages - 1), 1 + below(dice, stages - 1)
+    if not s.visits[a, x] or s.visits[a, y]:
+        return 0
+    if s.visits[b, x] or not s.visits[b, y] if both else s.held[y] == limits.sizes[y]:
+        return 0
+    worse = 0
+    for wave in range(len(s.counts)):
+        change = s.counts[wave, a] - (s.counts[wave, b] if both else 0)
+        worse += _moved(s.load, limits.loads, wave, x, -change) + _moved(s.load, limits.loads, wave, y, change)
+    _swap(s, a, x, y)
+    if both:
+        _swap(s, b, y, x)
+    if worse <= allowed and _in_reach(s.visits[a], limits.jump[0]) and _in_reach(s.visits[b], limits.jump[0]):
+        return worse
+    _swap(s, a, y, x)
+    if both:
+        _swap(s, b, x, y)
+    return 0
+
+
+@compiled
+def _swap(s: Shares, group: int, x: int, y: int) -> None:
+    """A circuit visits y instead of x."""
+    s.visits[group, x], s.visits[group, y] = False, True
+    s.held[x], s.held[y] = s.held[x] - 1, s.held[y] + 1
+    for wave in range(len(s.counts)):
+        s.load[wave, x] -= s.counts[wave, group]
+        s.load[wave, y] += s.counts[wave, group]
+
+
+@compiled
+def _hand_over(s: Shares, limits: Limits, a: int, b: int, allowed: float, dice: Dice) -> int:
+    """Circuit a hands a microbatch to b, for one of another wave or for none. Returns as `_restage` does."""
+    wave, other = below(dice, len(s.counts)), below(dice, len(s.counts))
+    if not s.counts[wave, a] or s.counts[wave, b] >= limits.most[0, b]:
+        return 0
+    if wave == other and s.total[b] >= limits.most[1, b]:
+        return 0
+    if wave != other and (not s.counts[other, b] or s.counts[other, a] >= limits.most[0, a]):
+        return 0
+    worse = 0
+    for stage in range(s.visits.shape[1]):
+        change = int(s.visits[b, stage]) - int(s.visits[a, stage])
+        worse += _moved(s.load, limits.loads, wave, stage, change)
+        if wave != other:
+            worse += _moved(s.load, limits.loads, other, stage, -change)
+    if worse > allowed:
+        return 0
+    _give(s, wave, a, b)
+    if wave != other:
+        _give(s, other, b, a)
+    return worse
+
+
+@compiled
+def _give(s: Shares, wave: int, a: int, b: int) -> None:
+    """Circuit a gives a microbatch of a wave to circuit b."""
+    for stage in range(s.visits.shape[1]):
+        s.load[wave, stage] += int(s.visits[b, stage]) - int(s.visits[a, stage])
+    s.counts[wave, a], s.counts[wave, b] = s.counts[wave, a] - 1, s.counts[wave, b] + 1
+    s.total[a], s.total[b] = s.total[a] - 1, s.total[b] + 1
 
 
 @compiled

@@ -98,12 +98,14 @@ def lawful_path(rules: Ints, stages: int, stage: Ints, paths: Ints, row: int) ->
     return bool(swaps <= rules[MAX_SWAPS] and total <= rules[MAX_TOTAL])
 
 
-TAILS, REORDER, REPLACE, NEAR, AIM = 0.12, 0.12, 0.2, 0.4, 0.5
+REROUTE, TAILS, REORDER, REPLACE, NEAR, AIM = 0.1, 0.12, 0.12, 0.2, 0.4, 0.5
 """Probabilities of the moves of paths.
 
-In this order: exchange tails; reorder, if swaps are allowed; replace a site, if there is spare memory; exchange a site
-for a near one; and choose a path of the site that is last.
+In this order: go another way over spare memory; exchange tails; reorder, if swaps are allowed; replace a site, if
+there is spare memory; exchange a site for a near one; and choose a path of the site that is last.
 """
+SPREAD = 0.5
+"""By how much a hop may count as longer when a path looks for another way."""
 TOGETHER = 0.7
 """Probability that two sites that swap stages also swap places in all paths."""
 
@@ -133,6 +135,7 @@ class Ground(NamedTuple):
     load: Ints
     room: bool
     near: Ints
+    wire: Ints
 
 
 @compiled
@@ -167,7 +170,11 @@ def change_paths(g: Ground, s: State, dice: Dice, tied: bool) -> bool:
             a = start + below(dice, count)
     swaps = g.laws.rules[MAX_SWAPS] > 0
     moved, chance = False, uniform(dice)
-    if g.room and chance < REPLACE:
+    if g.room and chance < REROUTE:
+        b = a
+        if not _reroute(g, s, dice, wave, a):
+            return False
+    elif g.room and chance < REPLACE:
         b, moved = a, True
         _replace(g.near, s.paths, dice, a)
     elif swaps and chance < REPLACE + REORDER:
@@ -220,6 +227,44 @@ def _replace(near: Ints, paths: Ints, dice: Dice, a: int) -> None:
     i, j = below(dice, paths.shape[1]), below(dice, paths.shape[1])
     close = near[paths[a, j], int(near.shape[1] * uniform(dice) ** 2)]
     paths[a, i] = close if i != j else below(dice, near.shape[1])
+
+
+@compiled
+def _reroute(g: Ground, s: State, dice: Dice, wave: int, row: int) -> bool:
+    """A path begins at any origin, and goes a short way over sites of its stages, all of which have a place left.
+
+    Returns whether there is such a way. Each hop counts as longer than it is, by up to a half, so that ways differ.
+    """
+    sites, length, load, memory = len(s.stage), s.paths.shape[1], g.load, g.times[MEMORY]
+    load[:] = 0
+    for other in range(g.first[wave], g.first[wave + 1]):
+        if other != row:
+            for index in range(length):
+                load[s.paths[other, index]] += 1
+    origin, tried = below(dice, sites), 0
+    while (s.stage[origin] != 0 or load[origin] >= memory[origin]) and tried < sites:
+        origin, tried = (origin + 1) % sites, tried + 1
+    cost, before = np.full((length, sites), np.inf), np.zeros((length, sites), np.int64)
+    cost[0, origin] = 0.0
+    for index in range(1, length):
+        stage = s.stage[s.paths[row, index]]
+        for to in range(sites):
+            if s.stage[to] != stage or load[to] >= memory[to]:
+                continue
+            busy = g.times[FORWARD, to] + g.times[BACKWARD, to]
+            for at in range(sites):
+                if cost[index - 1, at] < np.inf:
+                    hop = busy + g.wire[at, to] + g.wire[to, at]
+                    total = cost[index - 1, at] + hop * (1.0 + SPREAD * uniform(dice))
+                    if total < cost[index, to]:
+                        cost[index, to], before[index, to] = total, at
+    site = int(np.argmin(cost[length - 1] + g.wire[:, origin] + g.wire[origin]))
+    if cost[length - 1, site] == np.inf:
+        return False
+    for index in range(length - 1, -1, -1):
+        s.paths[row, index] = site
+        site = before[index, site]
+    return True
 
 
 @compiled
