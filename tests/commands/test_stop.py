@@ -10,8 +10,6 @@ import pytest
 from click.testing import Result
 from processes.run import Run
 
-from pier_node.base.processes import ticks_of
-
 Call = Callable[..., Result]
 
 STUBBORN = """
@@ -29,9 +27,7 @@ def stubborn(tmp_path: Path) -> Iterator[int]:
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout
         process.stdout.readline()
-        (tmp_path / "daemon.json").write_text(
-            json.dumps({"pid": process.pid, "began": ticks_of(process.pid), "http": "http://127.0.0.1:1"})
-        )
+        (tmp_path / "daemon.json").write_text(json.dumps({"pid": process.pid, "http": "http://127.0.0.1:1"}))
         yield process.pid
         process.kill()
 
@@ -45,7 +41,7 @@ def test_nothing_to_stop(call: Call, tmp_path: Path) -> None:
 def test_what_a_dead_daemon_left_is_cleaned_up(call: Call, tmp_path: Path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
-    (tmp_path / "daemon.json").write_text(json.dumps({"pid": gone.pid, "began": 1, "http": "http://127.0.0.1:1"}))
+    (tmp_path / "daemon.json").write_text(json.dumps({"pid": gone.pid, "http": "http://127.0.0.1:1"}))
     done = call("stop", "--data", tmp_path)
     assert done.exit_code == 0
     assert "was removed" in done.output
@@ -55,7 +51,7 @@ def test_what_a_dead_daemon_left_is_cleaned_up(call: Call, tmp_path: Path) -> No
 def test_another_program_is_left_alone(call: Call, tmp_path: Path) -> None:
     """A process that got the daemon's number after it died."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        (tmp_path / "daemon.json").write_text(json.dumps({"pid": other.pid, "began": 1, "http": "http://127.0.0.1:1"}))
+        (tmp_path / "daemon.json").write_text(json.dumps({"pid": other.pid, "http": "http://127.0.0.1:1"}))
         assert call("stop", "--data", tmp_path).exit_code == 0
         assert other.poll() is None
         other.communicate(b"\n", timeout=60)

@@ -12,9 +12,10 @@ from hypothesis import strategies as some
 from rounds.cases import ballot, link, outer_state
 from simulation.statements import PlainStatements
 
+from pier_node.base import durable
 from pier_node.base.errors import PierError
 from pier_node.rounds import proofs
-from pier_node.rounds.proofs import PROOFS_FILE, Proofs, Trusted, alone, essential, follow, plan_name
+from pier_node.rounds.proofs import EARLIER_FILE, PROOFS_FILE, Proofs, Trusted, alone, essential, follow, plan_name
 from pier_node.wire.carrier import BadMessage
 from pier_proto.v1.peer_pb2 import Handover, Link, Signed, Vote
 
@@ -140,6 +141,14 @@ def test_links_are_read_while_the_file_is_thinned(tmp_path: Path, monkeypatch: p
 
 def _key(link: Link) -> bytes:
     return link.SerializeToString()
+
+
+def test_the_file_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
+    earlier = tmp_path / EARLIER_FILE
+    earlier.write_bytes(durable.seal({"links": [it.SerializeToString().hex() for it in LINKS]}))
+    assert Proofs(tmp_path / PROOFS_FILE).after(-1) == LINKS
+    assert not earlier.exists()
+    assert Proofs(tmp_path / PROOFS_FILE).after(-1) == LINKS
 
 
 def test_who_needs_more_than_a_page_asks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

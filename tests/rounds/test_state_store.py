@@ -336,6 +336,12 @@ def test_of_two_states_of_one_round_the_last_is_kept(kept: StateStore) -> None:
     assert found.digest == state(4, tag=9.0).digest
 
 
+def test_what_earlier_versions_left_unfinished_is_removed(kept: StateStore, tmp_path: Path) -> None:
+    (tmp_path / "states" / "unfinished").mkdir(parents=True)
+    kept.keep(state(4))
+    assert names(tmp_path / "states") == ["round-00000004"]
+
+
 @pytest.mark.parametrize("file", ["checkpoint.json", "state.safetensors"])
 def test_a_damaged_state_is_passed_over(kept: StateStore, tmp_path: Path, file: str) -> None:
     kept.keep(state(4))

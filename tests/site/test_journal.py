@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -81,16 +82,43 @@ def test_a_changed_journal_is_torn(tmp_path: Path) -> None:
     assert Journal(path).load(41, "a").committed == 42
 
 
-def test_a_journal_that_says_something_else_binds_like_a_torn_one(tmp_path: Path) -> None:
-    path = tmp_path / "journal.json"
-    path.write_bytes(seal({"round": 42, "ballot_number": 6}))
-    assert Journal(path).load(41, "a") == Commitments.fresh(42, "a")
-
-
 def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file where the folder should be")
     with pytest.raises(PierError, match=r"cannot write down the commitments after round 41 in .*: File exists"):
         Journal(tmp_path / "data" / "journal.json").keep(BOUND)
+
+
+def old_files(folder: Path, vote: int, promise: int, hand: int | None = None) -> None:
+    value = {"origin": {"number": 3, "keeper": "b"}, "digest": "AAEC", "members": ["a", "b"]}
+    cast = {"round": vote, "ballot_number": 6, "ballot_keeper": "b", "value": value}
+    (folder / "journal.json").write_bytes(seal(cast))
+    (folder / "journal-promise.json").write_bytes(seal({"round": promise, "number": 7, "keeper": "b"}))
+    if hand is not None:
+        (folder / "votes.json").write_bytes(seal({"round": hand, "votes": []}))
+
+
+@pytest.mark.parametrize(
+    ("files", "committed", "votes", "promised", "voted"),
+    [
+        ((41, 41), 41, "a", (0, ""), False),
+        ((42, 42), 41, "a", (7, "b"), True),
+        ((41, 42), 41, "a", (7, "b"), False),
+        ((43, 43), 42, "a", (7, "b"), True),
+        ((41, 41, 41), 41, "", (0, ""), False),
+        ((41, 41, 44), 44, "", (0, ""), False),
+        ((41, 41, 40), 41, "a", (0, ""), False),
+    ],
+)
+def test_the_files_of_earlier_versions_bind_too(
+    tmp_path: Path, files: tuple[int, ...], committed: int, votes: str, promised: tuple[int, str], voted: bool
+) -> None:
+    old_files(tmp_path, *files)
+    found = Journal(tmp_path / "journal.json").load(41, "a")
+    assert (found.committed, found.votes, found.promised) == (committed, frozenset(votes), promised)
+    assert (found.vote is not None) is voted
+    Journal(tmp_path / "journal.json").keep(found)
+    assert json.loads((tmp_path / "journal.json").read_text())["committed"] == committed
+    assert Journal(tmp_path / "journal.json").load(41, "a") == found
 
 
 def test_pairs_come_back_as_they_were_kept(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from pier_node.base.errors import PierError
 from pier_node.base.processes import ticks_of
-from pier_node.site.running import Running, find_daemon
+from pier_node.site.running import CLOCK_STEP, Running, find_daemon
 
 
 class Page(BaseHTTPRequestHandler):
@@ -49,9 +49,11 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
     started.communicate()
 
 
-def note(folder: Path, pid: int, http: str = "http://127.0.0.1:1", began: int | None = None) -> None:
-    known = {"pid": pid, "http": http, "began": ticks_of(pid) if began is None else began}
-    (folder / "daemon.json").write_text(json.dumps(known))
+def note(folder: Path, pid: int, http: str = "http://127.0.0.1:1", age: float = 0.0, **began: int) -> None:
+    path = folder / "daemon.json"
+    path.write_text(json.dumps({"pid": pid, "http": http, **began}))
+    written = path.stat().st_mtime - age
+    os.utime(path, (written, written))
 
 
 def test_a_daemon_is_found_and_asked(tmp_path: Path, process: subprocess.Popen[bytes], http: str) -> None:
@@ -96,8 +98,18 @@ def test_a_file_that_was_cut_off_is_no_daemon(tmp_path: Path, text: str) -> None
     assert find_daemon(tmp_path) is None
 
 
-def test_a_process_that_began_at_another_time_is_another_one(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+def test_a_process_that_began_after_the_file_is_another_one(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     """Its daemon died, and the system gave its number away again."""
+    note(tmp_path, process.pid, age=3600)
+    assert find_daemon(tmp_path) is None
+    note(tmp_path, process.pid, age=CLOCK_STEP / 2)
+    assert find_daemon(tmp_path) is not None
+
+
+def test_a_clock_that_was_set_after_the_start_hides_no_daemon(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    """The system tells the time of a process's start by the clock of now."""
+    note(tmp_path, process.pid, age=3600, began=ticks_of(process.pid))
+    assert find_daemon(tmp_path) is not None
     note(tmp_path, process.pid, began=ticks_of(process.pid) - 1)
     assert find_daemon(tmp_path) is None
 

@@ -110,6 +110,8 @@ def essential(members: Sequence[Sequence[str]]) -> list[int]:
 
 
 PROOFS_FILE = "proofs.bin"
+EARLIER_FILE = "proofs.json"
+"""The file of earlier versions, which held the essential links only."""
 PAGE = 1 << 20
 """Most bytes of links in one answer: a site that needs more asks again."""
 LARGE = 64 << 20
@@ -162,6 +164,8 @@ class Proofs:
         self._kept = _Kept(None, [], 0)
         if path.exists():
             self._open()
+        elif (earlier := path.with_name(EARLIER_FILE)).exists():
+            self._migrate(earlier)
 
     def add(self, links: Sequence[Link]) -> None:
         """Return once the links would survive a power cut. Blocks. Raises PierError."""
@@ -258,6 +262,15 @@ class Proofs:
                 self._path,
             )
         self._kept = _Kept(file, entries, end)
+
+    def _migrate(self, earlier: Path) -> None:
+        try:
+            links = [Link.FromString(bytes.fromhex(it)) for it in durable.read_sealed(earlier)["links"]]
+        except durable.Torn as torn:
+            log.warning("%s: this site cannot prove to newcomers what was committed before its next round", torn)
+            return
+        self.add(links)
+        earlier.unlink()
 
 
 def _proven(link: Link) -> Trusted:

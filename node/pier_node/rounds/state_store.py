@@ -48,6 +48,9 @@ the older one's checkpoint may still be on its way to disk. While a store saves,
 LISTINGS = 5
 """How often a reader lists the folder again if the daemon rotated away what it was reading."""
 
+EARLIER = "unfinished"
+"""Name under which earlier versions wrote a state."""
+
 _NAME = re.compile(r"round-(\d{8,})(\.old)?")
 log = logging.getLogger(__name__)
 
@@ -158,7 +161,7 @@ class StateStore:
         final = self._folder / f"round-{state.round:08d}"
         temporary = final.with_suffix(".tmp")
         try:
-            self._delete(*self._folder.glob("*.tmp"))
+            self._delete(*self._folder.glob("*.tmp"), self._folder / EARLIER)
             temporary.mkdir(parents=True)
             self._write(temporary, state, checkpoint)
             self._swap_in(temporary, final)

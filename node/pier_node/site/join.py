@@ -38,7 +38,7 @@ from pier_node.rounds.folder import (
     load_run,
     save_run,
 )
-from pier_node.rounds.proofs import PROOFS_FILE
+from pier_node.rounds.proofs import EARLIER_FILE, PROOFS_FILE
 from pier_node.rounds.revocations import FILE as REVOKED_FILE
 from pier_node.rounds.revocations import Revoked
 from pier_node.rounds.roster import Roster
@@ -116,7 +116,7 @@ def took_part(folder: Path) -> bool:
 def forget_run(folder: Path) -> None:
     """Detach such a folder from its run. Its node id stays."""
     events = EVENTS_FILE, EARLIER_EVENTS_FILE
-    for name in (SITE_FILE, *events, REVOKED_FILE, JOURNAL, PROOFS_FILE, CONVICTED_FILE):
+    for name in (SITE_FILE, *events, REVOKED_FILE, JOURNAL, PROOFS_FILE, EARLIER_FILE, CONVICTED_FILE):
         (folder / name).unlink(missing_ok=True)
     Token.path(folder).unlink(missing_ok=True)
     inside = (f"{kind}/*" for kind in STATES)  # the folder may be a mount point

@@ -10,10 +10,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.json_format import ParseDict
+
 from pier_node.base.durable import Torn, read_sealed, replace, seal, unwritable
 from pier_node.gossip.pair_commit import Doubt, Records
 from pier_node.rounds.commitments import BallotName, Cast, Commitments, Given
-from pier_proto.v1.peer_pb2 import Signed
+from pier_proto.v1.peer_pb2 import Ballot, Signed, Value
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ class Journal:
         if not self._path.exists():
             return Commitments.fresh(round, node)
         fields = _read(self._path)
-        if fields is None or "committed" not in fields:  # of a version before the first release
+        if fields is None:
             log.error(
                 "this site cannot know what it voted for in round %d: it decides nothing until others have committed "
                 "that round. If it is certain that no other site has, stop all sites and remove %s",
@@ -42,24 +44,46 @@ class Journal:
             forgotten = Commitments.fresh(round + 1, node)
             self.keep(forgotten)
             return forgotten
+        if "committed" not in fields:
+            fields = self._of_old_files(fields, round, node)
         return _commitments(fields).settled(round, node)
 
     def keep(self, commitments: Commitments) -> None:
         """Return once they would survive a power cut. Raises PierError: they cannot be written, so must not count."""
         _write(self._path, _fields(commitments), f"commitments after round {commitments.committed}")
 
+    def _of_old_files(self, vote: dict[str, Any], round: int, node: str) -> dict[str, Any]:
+        """Convert the three files of earlier versions: the vote, the promise, and the votes that this site holds."""
+        folder = self._path.parent
+        promise = _read(folder / "journal-promise.json") or {"round": 0, "number": 0, "keeper": ""}
+        hand = _read(folder / "votes.json") or {"round": round, "votes": [node]}
+        committed = max(round, vote["round"] - 1, promise["round"] - 1, hand["round"])
+        found = _fields(Commitments.fresh(committed, node))
+        if hand["round"] == committed:
+            found["votes"] = hand["votes"]
+        if promise["round"] == committed + 1:
+            found["promised"] = promise["number"], promise["keeper"]
+        if vote["round"] == committed + 1:
+            ballot = vote["ballot_number"], vote["ballot_keeper"]
+            found["vote"] = _vote_fields(
+                Cast.of(Ballot(number=ballot[0], leader=ballot[1]), ParseDict(vote["value"], Value()))
+            )
+            found["promised"] = max(found["promised"], ballot)
+        return found
+
+
+def _vote_fields(it: Cast) -> dict[str, Any]:
+    return {"ballot": it.ballot, "origin": it.origin, "digest": it.digest.hex(), "members": it.members}
+
 
 def _fields(bound: Commitments) -> dict[str, Any]:
-    vote = None
-    if it := bound.vote:
-        vote = {"ballot": it.ballot, "origin": it.origin, "digest": it.digest.hex(), "members": it.members}
     return {
         "committed": bound.committed,
         "votes": sorted(bound.votes),
         "gifts": [(it.heir, sorted(it.votes)) for it in bound.given],
         "handovers": sorted(each.hex() for each in bound.handovers),
         "promised": bound.promised,
-        "vote": vote,
+        "vote": _vote_fields(bound.vote) if bound.vote else None,
     }
 
 

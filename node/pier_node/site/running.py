@@ -26,6 +26,8 @@ Status = dict[str, Any]
 
 ANSWER = 5.0
 """Timeout of a request to a daemon, in seconds."""
+CLOCK_STEP = 2.0
+"""Largest difference in seconds between a file's time and the start of the process that wrote it."""
 
 # A proxy configured for the web cannot reach this machine's own pages.
 _opener = build_opener(ProxyHandler({}))
@@ -55,25 +57,30 @@ def find_daemon(folder: Path) -> Running | None:
     """The daemon that runs on a folder; None: none runs, though one that died may have left its daemon.json."""
     path = folder / DAEMON_FILE
     try:
-        fields = json.loads(path.read_bytes())
+        fields, written = json.loads(path.read_bytes()), path.stat().st_mtime
         running = Running(folder, int(fields["pid"]), str(fields["http"]))
-        began = int(fields["began"])
+        began = int(fields["began"]) if "began" in fields else None
     except FileNotFoundError:
         return None
     except PermissionError as error:
         raise PierError(f"{path}: {error.strerror}", "Ask as the user that owns the --data folder.") from error
     except (ValueError, KeyError, TypeError):
         return None
-    return running if _is_daemon(running.pid, began) else None
+    return running if _is_daemon(running.pid, written, began) else None
 
 
-def _is_daemon(pid: int, began: int) -> bool:
-    """Whether a process is the one that wrote daemon.json: process ids are reused. `began` is as in `ticks_of`."""
+def _is_daemon(pid: int, written: float, began: int | None) -> bool:
+    """Whether a process is the one that wrote daemon.json: process ids are reused.
+
+    Args:
+        written: when it was, in seconds since 1970.
+        began: when that process began, see `ticks_of`; None: an earlier version did not write that down.
+    """
     try:
         process = psutil.Process(pid)
         words = " ".join(process.cmdline())
         over = process.status() == psutil.STATUS_ZOMBIE
-        same = ticks_of(pid) == began
+        same = process.create_time() <= written + CLOCK_STEP if began is None else ticks_of(pid) == began
     except (psutil.Error, OSError):
         return False
     return not over and same and ("pier-node" in words or "pier_node" in words)

@@ -178,6 +178,14 @@ def test_one_that_does_not_tokenize_waits_for_the_tokens(data: Path, tmp_path: P
         assert text_of(waiting.result(60).train) == text_of(first.train)
 
 
+def test_what_a_killed_process_left_half_made_is_removed(data: Path, tmp_path: Path) -> None:
+    left = tmp_path / "cache" / "building-abc"
+    left.mkdir(parents=True)
+    (left / "train.npy").write_text("half")
+    open_slot(data, tmp_path / "cache")
+    assert folder_of(tmp_path / "cache").name.startswith("corpus-")
+
+
 def test_it_tells_how_far_it_is(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "tokenize", partial(module.tokenize, tell=0.0))
     told: list[tuple[int, int]] = []

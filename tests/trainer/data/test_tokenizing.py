@@ -21,8 +21,9 @@ from tokenizers import models, pre_tokenizers
 from pier_node.base.errors import PierError
 from pier_node.config.run import DataSection
 from pier_node.trainer.data import tokenizing as module
+from pier_node.trainer.data.corpus import open_corpus
 from pier_node.trainer.data.shards import Split, TokenManifest, count, opened
-from pier_node.trainer.data.tokenizing import Batch, Text, batches, encoded, tokenize, whole
+from pier_node.trainer.data.tokenizing import Batch, Text, batches, cached, encoded, tokenize, whole
 
 
 def word_tokenizer(path: Path, words: int = 400) -> str:
@@ -150,6 +151,32 @@ def test_keys_that_decide_nothing_keep_the_cache_and_those_that_do_make_another(
 
     assert key() == key(dealt=False)
     assert len({key(), key(limit=3), key(split="test"), key(validation=0.1)}) == 4
+
+
+@pytest.mark.parametrize("harm", ["", "damaged"])
+def test_a_cache_that_an_older_version_made_is_used_unless_it_is_damaged(
+    tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = section_of(tmp_path / "text", 30)
+    text = Text.of(config, 0, 1, None)
+    cache = tmp_path / "cache"
+    folder, manifest = cached(text, cache, silent)
+    expected = tokens(folder, manifest, "train")
+    checks = {}
+    for shard in (*manifest.train, *manifest.validation):
+        (folder / shard.name).rename(folder / shard.name.replace("-00000", ""))
+        checks[shard.name.replace("-00000", "")] = shard.check + harm
+    (folder / "manifest.json").unlink()
+    (folder / "check.json").write_text(json.dumps(checks))
+    (cache / "building-abc").mkdir()
+    with caplog.at_level(logging.INFO):
+        corpus = open_corpus(config, 0, 1, None, cache)
+    assert np.asarray(corpus.train).tolist() == expected.tolist()
+    said = "is damaged; it is made again" if harm else "tokens of an older version of Pier; they are used as they are"
+    assert said in caplog.text
+    assert ("train.npy" in [path.name for path in folder.iterdir()]) == (not harm)
+    assert [path.name for path in cache.iterdir()] == [folder.name]
+    assert whole(folder, text.key())
 
 
 def test_the_key_is_that_of_older_versions(tmp_path: Path) -> None:

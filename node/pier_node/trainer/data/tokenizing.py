@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -31,7 +32,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.processes import die_with_parent
 from pier_node.base.units import amount
 from pier_node.config.run import DataSection
-from pier_node.trainer.data.shards import MANIFEST, ShardWriter, Split, TokenManifest, smallest
+from pier_node.trainer.data.shards import MANIFEST, ShardWriter, Split, TokenManifest, TokenShard, smallest
 from pier_node.trainer.data.sources import VALIDATION, Source, no_text, open_source
 from pier_node.trainer.data.tokens import Tokenizer, Tokens, open_tokenizer
 
@@ -268,6 +269,8 @@ def whole(folder: Path, key: str) -> TokenManifest | None:
 
 LOOK = 0.2
 """Seconds between two looks for tokens that another process makes."""
+CHECK = "check.json"
+"""The fingerprints of a folder that was made when there were no manifests: of train.npy and validation.npy."""
 
 
 def cached(text: Text, cache: Path, told: Told, tokenizes: bool = True) -> tuple[Path, TokenManifest]:
@@ -289,6 +292,9 @@ def cached(text: Text, cache: Path, told: Told, tokenizes: bool = True) -> tuple
         manifest = whole(folder, key)
     if manifest is None:
         with locked(cache, cache.with_name(f"{cache.name}.lock")):
+            for left in cache.glob("building-*"):  # by an older version of Pier that was killed
+                shutil.rmtree(left)
+            _adopt(text, folder)
             manifest = whole(folder, key)  # another process may have made it while this one waited
             if manifest is None:
                 log.info("tokenizing %d files into %s", len(text.source.entries), folder)
@@ -312,3 +318,19 @@ def locked(folder: Path, lock: Path) -> Iterator[None]:
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)  # the kernel releases it when its holder dies
         yield
+
+
+def _adopt(text: Text, folder: Path) -> None:
+    """Give a folder that was made when there were no manifests the one that describes it."""
+    if not (folder / CHECK).exists():
+        return
+    shards: dict[str, tuple[TokenShard, ...]] = {}
+    try:
+        for name, check in json.loads((folder / CHECK).read_text()).items():
+            if tokens := len(np.load(folder / name, mmap_mode="r")):
+                shards[name.removesuffix(".npy")] = (TokenShard(name=name, tokens=tokens, check=check),)
+        text.nothing_yet().model_copy(update={**shards, "complete": True}).save(folder)
+        log.info("%s has tokens of an older version of Pier; they are used as they are", folder)
+    except (OSError, ValueError) as error:
+        log.warning("%s is damaged; it is made again: %s", folder, error)
+    (folder / CHECK).unlink()
