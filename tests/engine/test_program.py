@@ -681,15 +681,8 @@ async def test_a_program_that_leaves_the_run_is_no_failure(scene: Scene) -> None
 async def test_a_program_that_ends_after_it_has_left_is_not_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left, ends = list[int](), tmp_path / "ends"
-    program = Program(tmp_path / "socket", Command(("sh", "-c", f"while [ ! -e {ends} ]; do sleep 0.05; done")))
-    program.place(CONFIG, 0, 1, tmp_path)
-    program.on_left = left.append
-    starting = asyncio.create_task(program.start())
-    actor = await entered(tmp_path)
-    await starting
-    actor.say(Left(7))
-    actor.die()
+    ends = tmp_path / "ends"
+    program, left = await left_by(tmp_path, f"while [ ! -e {ends} ]; do sleep 0.05; done")
     again = await entered(tmp_path)  # a second training of the same program
     assert left == []
     again.say(Left(8))
@@ -705,20 +698,25 @@ async def test_a_site_does_not_hold_others_up_for_a_program_that_has_left(
 ) -> None:
     monkeypatch.setattr(module, "REJOIN_SECONDS", 0.02)
     monkeypatch.setattr(module, "LEAVE_SECONDS", 0.02)
-    left, ends, result = list[int](), tmp_path / "ends", tmp_path / "result"
-    script = f"while [ ! -e {ends} ]; do sleep 0.05; done; touch {result}"
-    program = Program(tmp_path / "socket", Command(("sh", "-c", script)))
-    program.place(CONFIG, 0, 1, tmp_path)
-    program.on_left = left.append
-    starting = asyncio.create_task(program.start())
-    actor = await entered(tmp_path)
-    await starting
-    actor.say(Left(7))
-    actor.die()
+    ends, result = tmp_path / "ends", tmp_path / "result"
+    program, left = await left_by(tmp_path, f"while [ ! -e {ends} ]; do sleep 0.05; done; touch {result}")
     await seen(lambda: left == [7])
     asyncio.get_running_loop().call_later(0.5, ends.touch)  # what a program does at its end may take long
     await program.stop()
     assert result.exists()
+
+
+async def left_by(folder: Path, script: str) -> tuple[Program, list[int]]:
+    """A program that goes on with a script once it has left the run after step 7; and what its daemon hears of that."""
+    program, left = Program(folder / "socket", Command(("sh", "-c", script))), list[int]()
+    program.place(CONFIG, 0, 1, folder)
+    program.on_left = left.append
+    starting = asyncio.create_task(program.start())
+    actor = await entered(folder)
+    await starting
+    actor.say(Left(7))
+    actor.die()
+    return program, left
 
 
 async def entered(folder: Path) -> Actor:

@@ -255,11 +255,8 @@ class Limits(NamedTuple):
 
 
 @compiled
-def balance(shares: Shares, limits: Limits, dice: Dice) -> int:
-    """Anneal the stages and the microbatches of circuits, until each stage's load is right in each wave, or nearly so.
-
-    Returns how many visits are too many or too few.
-    """
+def balance(shares: Shares, limits: Limits, dice: Dice) -> None:
+    """Anneal circuits' stages and microbatches, until each stage's load is right in each wave, or nearly so."""
     off, groups = 0, len(shares.visits)
     for wave in range(shares.load.shape[0]):
         for stage in range(shares.load.shape[1]):
@@ -274,7 +271,6 @@ def balance(shares: Shares, limits: Limits, dice: Dice) -> int:
             off += _restage(shares, limits, a, b, allowed, dice)
         elif a != b:
             off += _hand_over(shares, limits, a, b, allowed, dice)
-    return int(off)
 
 
 @compiled

@@ -126,7 +126,7 @@ class Ground(NamedTuple):
     """The fixed data of the search.
 
     `first` [W + 1]: start of each wave; `load` [N + S]: scratch; `room`: whether sites have spare memory; `near` [N,
-    N]: the sites ordered by distance from each site.
+    N]: the sites ordered by distance from each site. `wire` [from N, to N]: of a transfer, in ns.
     """
 
     laws: Laws
