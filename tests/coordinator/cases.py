@@ -9,6 +9,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+import grpc
+import grpc.aio
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -152,14 +154,18 @@ class Caller:
         self, site: Identity, lease: bytes, paths: Paths | None = None, knows: int = 0, **fields: Any
     ) -> HeartbeatReply:
         request = HeartbeatRequest(lease=lease, pulse=pulse(site, **fields), order=1, paths=paths, revocations=knows)
-        call = self.channel.stream_stream(f"/{SERVICE}/Heartbeat", None, None)(None, timeout=10)
-        try:
-            await call.write(request.SerializeToString())
-            answer = await call.read()
-            assert isinstance(answer, bytes)
-            return HeartbeatReply.FromString(answer)
-        finally:
-            call.cancel()
+        while True:
+            call = self.channel.stream_stream(f"/{SERVICE}/Heartbeat", None, None)(None, timeout=10)
+            try:
+                await call.write(request.SerializeToString())
+                answer = await call.read()
+                assert isinstance(answer, bytes)
+                return HeartbeatReply.FromString(answer)
+            except grpc.aio.AioRpcError as error:
+                if error.details() != "Internal error from Core":  # the call ended during the write: its reason is lost
+                    raise
+            finally:
+                call.cancel()
 
     async def report(self, request: ReportRequest) -> ReportReply:
         return await self._ask("Report", request, ReportReply)
