@@ -13,7 +13,7 @@ import numpy as np
 from pier_node.base.shared import Vector
 from pier_node.outer.codec import Codec, of_means
 from pier_node.outer.mean import Update, relative_weights, weighted_mean
-from pier_node.rounds.reduce import CHUNK
+from pier_node.rounds.exchange_plan import CHUNK
 
 
 def exchanged(updates: Sequence[Update], codec: Codec) -> Vector:

@@ -157,7 +157,8 @@ async def _pier(system: Pier, task: Task, gate: Gate, report: Report) -> None:
     from pier_node.identity.node import Identity, Token
     from pier_node.outer.codec import codec as codec_named
     from pier_node.outer.mean import Update, split
-    from pier_node.rounds.reduce import Plan, Reduction
+    from pier_node.rounds.exchange_plan import Plan
+    from pier_node.rounds.reduce import Reduction
     from pier_node.wire.carrier import Chunk
     from pier_proto.v1.peer_pb2 import Ballot, Share
 

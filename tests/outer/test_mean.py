@@ -227,7 +227,7 @@ async def suspected(of_c: Vector, norms: dict[str, float], made_up: float | None
     """Whom a suspects; c may make up the mean of its shard."""
     exchange = Exchange({**vectors("ab", LENGTH), "c": of_c}, TOKENS, norms=norms)
     if made_up is not None:
-        exchange.parts["c"]._rule = lambda parts, weights, out: out.fill(made_up)
+        exchange.parts["c"].rule = lambda parts, weights, out: out.fill(made_up)
     suspicion = await exchange.outcome("a")
     assert suspicion is not None
     return suspicion

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from simulation.network import Network
 from pier_node.base.shared import Vector
 from pier_node.outer.codec import codec as codec_of
 from pier_node.outer.mean import Update, split, trimmed_mean, weighted_mean
-from pier_node.rounds.reduce import Plan, Reduction
+from pier_node.rounds.exchange_plan import Plan, fitting
+from pier_node.rounds.reduce import Reduction
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import Chunk
 
@@ -37,7 +38,9 @@ class Exchange:
         norms: Mapping[str, float] | None = None,
     ) -> None:
         length = len(next(iter(vectors.values())))
-        dealt = shares(tokens or dict.fromkeys(vectors, 1), split(length, bandwidths or [1.0] * len(vectors)))
+        owners = fitting(len(vectors))
+        shards = split(length, bandwidths or [1.0] * owners) + [(length, 0)] * (len(vectors) - owners)
+        dealt = shares(tokens or dict.fromkeys(vectors, 1), shards)
         if norms is not None:
             for share in dealt:
                 share.norm = norms.get(share.node, float(np.linalg.norm(vectors[share.node])))
@@ -77,6 +80,6 @@ class Exchange:
         return end
 
 
-def vectors(names: str, length: int, seed: int = 1) -> dict[str, Vector]:
+def vectors(names: Iterable[str], length: int, seed: int = 1) -> dict[str, Vector]:
     dice = np.random.default_rng(seed)
     return {node: dice.standard_normal(length).astype(np.float32) for node in names}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import string
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from pier_node.outer.mean import Weighing
 from pier_node.outer.state import OuterState
 from pier_node.pipeline.vote_state import ONE_RESULT
 from pier_node.rounds.deadline import COMING
+from pier_node.rounds.exchange_plan import rows
 from pier_node.rounds.leader import BUSY, POLL, Leader, LeaderView
 from pier_node.wire.bounds import RULES
 from pier_node.wire.carrier import BadMessage
@@ -125,6 +127,21 @@ def test_a_member_that_commits_before_its_leader_is_not_sent_away() -> None:
         assert now() < 1
 
     at_desk(scene)
+
+
+def test_of_many_members_the_slowest_own_no_shard_so_that_the_others_fill_a_grid() -> None:
+    names = string.ascii_letters[:37]
+
+    async def scene(desk: Desk) -> None:
+        desk.view = replace(desk.view, length=3700)
+        slow = {"d": 1e6, "C": 2e6}  # of 37 sites, 35 make 7 rows of 5
+        asked = [desk.ask(ready(node, tokens=1, bandwidth=slow.get(node, 4e6))) for node in names]
+        shares = (await asyncio.gather(*asked))[0].shares
+        assert [share.node for share in shares if not share.length] == ["C", "d"]
+        assert len(rows(shares)) == 7
+        assert sum(share.length for share in shares) == 3700
+
+    at_desk(scene, node="A", present=names, base=names)
 
 
 def test_all_are_here() -> None:

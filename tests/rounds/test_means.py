@@ -22,8 +22,9 @@ from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import round_plan
 from pier_node.outer.state import ANCHOR, MOMENTUM, OuterState
 from pier_node.rounds.catch_up import Fetched, Tries, Wanted, fetch_state
+from pier_node.rounds.exchange_plan import CHUNK
 from pier_node.rounds.means import MeanFiles, Means
-from pier_node.rounds.reduce import CHUNK, Codes
+from pier_node.rounds.reduce import Codes
 from pier_node.wire.carrier import BadMessage, Chunk, PeerLost
 from pier_node.wire.states import StateServer
 

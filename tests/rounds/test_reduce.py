@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -20,7 +22,7 @@ from pier_node.base.shared import Vector
 from pier_node.outer.codec import CODECS, codec, of_means
 from pier_node.outer.codec.blockwise import Int4
 from pier_node.outer.mean import trimmed_mean, weighted_mean
-from pier_node.rounds.reduce import Plan
+from pier_node.rounds.exchange_plan import Plan, fitting, rows
 from pier_node.rounds.suspects import NOBODY, Suspicion
 from pier_node.wire.carrier import BadMessage, Chunk
 from pier_proto.v1.peer_pb2 import Share
@@ -88,9 +90,9 @@ def test_of_a_mean_of_sparse_codes_nothing_is_dropped(
             if of_means(used, len(givers), end - start):
                 continue
             sent = {node: used.decode(used.encode(given[node][start:end]), end - start) for node in givers}
-            clipped = [part * np.float32(plan.clips().get(node, 1)) for node, part in sent.items()]
+            clipped = [part * np.float32(plan.clips.get(node, 1)) for node, part in sent.items()]
             expected = np.empty(end - start, np.float32)
-            rule(clipped, plan.weights(), expected)
+            rule(clipped, [*plan.weights.values()], expected)
             np.testing.assert_array_equal(first[start:end], expected)
             for node in givers:
                 np.testing.assert_array_equal(exchange.errors[node][start:end], given[node][start:end] - sent[node])
@@ -216,7 +218,7 @@ def test_a_slow_member_is_waited_for_as_long_as_it_says_something() -> None:
         async def dawdle(round: int, phase: str) -> None:
             await asyncio.sleep(0.9 * SILENCE)
 
-        exchange.parts["c"]._faults = Faults(dawdle)
+        exchange.parts["c"].faults = Faults(dawdle)
         await exchange.run()
         return exchange.parts["a"].longest_wait
 
@@ -250,9 +252,9 @@ def test_a_slow_owner_holds_its_senders_back() -> None:
         async def look(round: int, phase: str) -> None:
             nonlocal deepest
             await asyncio.sleep(5.0)
-            deepest = max(deepest, exchange.parts["a"]._senders["b"].qsize())
+            deepest = max(deepest, exchange.parts["a"]._first._senders["b"].qsize())
 
-        exchange.parts["a"]._faults = Faults(look)
+        exchange.parts["a"].faults = Faults(look)
         await exchange.run()
         return deepest
 
@@ -326,13 +328,85 @@ def test_a_chunk_names_its_attempt() -> None:
 
 
 def test_whoever_has_no_tokens_gives_nothing() -> None:
-    assert [share.node for share in PLAN.givers()] == ["a", "c", "d"]
-    assert PLAN.weights() == [0.5, 1.0, 0.25]
+    assert PLAN.weights == {"a": 0.5, "c": 1.0, "d": 0.25}
 
 
 def test_what_anyone_may_send() -> None:
-    assert PLAN.clips() == {"d": pytest.approx(0.1)}
-    assert PLAN.longest(SHARES[0], lossy=False) == pytest.approx(2.02)
-    assert PLAN.longest(SHARES[0], lossy=True) == pytest.approx(4.0)
-    assert PLAN.longest(SHARES[3], lossy=False) == 50.0
-    assert PLAN.longest_mean(lossy=False) == pytest.approx(3 * 2.0 * 2 * 3**0.5 * 1.01), "c has twice the usual tokens"
+    assert PLAN.clips == {"d": pytest.approx(0.1)}
+    assert PLAN.one_level(lossy=False).longest["a"] == pytest.approx(2.02)
+    assert PLAN.one_level(lossy=True).longest["a"] == pytest.approx(4.0)
+    assert PLAN.one_level(lossy=False).longest["d"] == 50.0
+    assert PLAN.one_level(lossy=False).longest_mean == pytest.approx(3 * 2.0 * 2 * 3**0.5 * 1.01), (
+        "c has twice the usual tokens"
+    )
+
+
+# --- two levels ------------------------------------------------------------------------------
+
+
+def test_a_round_of_more_than_32_owners_is_a_grid() -> None:
+    """35 owners in 7 rows of 5, and two members that own nothing, one in each of the first rows."""
+    names = [f"{number:02d}" for number in range(37)]
+    shares = [Share(node=it, offset=0, length=0 if it in ("03", "20") else 1) for it in names]
+    grid = rows(shares)
+    assert [len(row.owners) for row in grid] == [5] * 7
+    assert grid[0].nodes == ["00", "01", "02", "03", "04", "05"]
+    assert [row.others for row in grid] == [["03"], ["20"], [], [], [], [], []]
+    assert sorted(node for row in grid for node in row.nodes) == names
+    assert rows(shares[:34]) == [], "32 owners"
+
+
+@given(st.integers(0, 1024))
+def test_a_grid_is_full_and_has_almost_all_owners(owners: int) -> None:
+    left = fitting(owners)
+    assert owners - left < max(1, math.isqrt(owners))
+    assert (left <= 34) == (not rows([Share(length=1)] * left))
+
+
+@given(st.integers(35, 45), st.sampled_from(["none", "int8", "int4"]), st.integers(0, 2**32))
+@settings(max_examples=12, deadline=None)
+def test_two_levels_make_the_mean_of_all_and_the_same_bits_at_all(count: int, name: str, seed: int) -> None:
+    """And what a codec drops of an update, of a row's mean or of the mean, somebody with weight sends again."""
+    dice, names, lossy = random.Random(seed), [f"{number:02d}" for number in range(count)], name != "none"
+    given = vectors(names, dice.choice([count, 300, 2000]), seed)
+    tokens = {node: dice.choice([1, 1, 7] if lossy else [0, 1, 1, 7]) for node in names} | {dice.choice(names): 3}
+    if not lossy:
+        given[dice.choice(names)] *= 40  # so it is clipped
+
+    async def main() -> None:
+        weather = Weather(delay=dice.choice([0.001, 1.0]), jitter=dice.choice([0.0, 3.0]))
+        network = Network(seed, weather)
+        exchange = Exchange(given, tokens, None, dice.randint(1, 64), network, codec=name, norms={})
+        assert rows(exchange.plan.shares)
+        await exchange.run()
+        first, *others = exchange.means.values()
+        assert all(mean.tobytes() == first.tobytes() for mean in others)
+        clips, weights = exchange.plan.clips, exchange.plan.weights
+        dropped = exchange.errors if lossy else dict.fromkeys(names, np.zeros_like(first))
+        sent = [weight * (clips.get(node, 1.0) * given[node] - dropped[node]) for node, weight in weights.items()]
+        np.testing.assert_allclose(first, np.sum(sent, axis=0) / sum(weights.values()), atol=1e-4)
+
+    run(main())
+
+
+@pytest.mark.parametrize("silent", ["07", "36"])
+def test_one_that_is_silent_in_a_grid_is_named_by_its_row(silent: str) -> None:
+    """Whether it owns a shard (07) or not (36), nobody has a mean before it has taken part."""
+
+    async def main() -> list[BaseException | None]:
+        names = [f"{number:02d}" for number in range(37)]
+        tokens = dict.fromkeys(names, 1) | {silent: 0}
+        exchange = Exchange(vectors(names, 74), tokens)
+        exchange.parts.pop(silent)
+
+        async def hold(sender: str, chunks: AsyncIterator[Chunk]) -> None:
+            await asyncio.Event().wait()
+
+        exchange.carriers[silent].serve_push(hold)
+        ends = await asyncio.gather(*(part.run() for part in exchange.parts.values()), return_exceptions=True)
+        assert not any(part.complete.is_set() for part in exchange.parts.values())
+        return ends
+
+    ends = run(main())
+    found = Counter((end.node, end.reason) for end in ends if isinstance(end, Suspicion))
+    assert found[silent, "sent nothing for 30 s"] >= 5, "its row, before others lose patience"

@@ -15,7 +15,8 @@ from simulation.virtual_time import run
 from pier_node.base.shared import Vector
 from pier_node.outer.codec import codec
 from pier_node.outer.mean import Update
-from pier_node.rounds.reduce import Plan, Reduction
+from pier_node.rounds.exchange_plan import Plan
+from pier_node.rounds.reduce import Reduction
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import BadMessage, Chunk
 from pier_proto.v1.peer_pb2 import Share

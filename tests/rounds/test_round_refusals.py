@@ -33,8 +33,8 @@ from simulation.virtual_time import run
 from pier_node.outer.mean import Update
 from pier_node.outer.state import OuterState
 from pier_node.rounds.commitments import Cast, Commitments
+from pier_node.rounds.exchange_plan import Plan
 from pier_node.rounds.quorum import LEAP
-from pier_node.rounds.reduce import Plan
 from pier_node.rounds.suspects import NOBODY, Behind, Suspicion
 from pier_node.wire.carrier import ABORT, VOTE, BadMessage, Chunk, PeerRefused
 from pier_proto.v1.peer_pb2 import AbortNotice, Ballot, Proposal, Ready, Share, Vote
@@ -381,6 +381,6 @@ def test_an_absurd_bandwidth_and_norm_stop_nobody() -> None:
         states = await asyncio.gather(*(member.contribute(1.0) for member in members.values()))
         assert states[0].members == tuple("abcd")
         plan = Plan(1, ballot(1), [Share(node=node, tokens=1, norm=sys.float_info.max) for node in "abc"], 50.0, 1.0)
-        assert plan.longest_mean(lossy=True) ** 2 < math.inf
+        assert plan.one_level(lossy=True).longest_mean ** 2 < math.inf
 
     run(main())

@@ -65,6 +65,8 @@ class Schedule:
     paces: dict[str, float] = field(default_factory=dict)
     large: bool = False
     """Workers train on while a result is written, as with a large model."""
+    grid: bool = False
+    """More than two sites exchange their updates in two levels, as a large run does."""
 
     def without(self, number: int) -> Self:
         """Less one fault."""
@@ -74,7 +76,7 @@ class Schedule:
         outer = self.config.outer
         ways = {key: getattr(outer, key) for key in ("algorithm", "start", "overlap", "fragments", "codec")}
         told = ", ".join(f"{key} {value}" for key, value in ways.items())
-        told += ", large" * self.large
+        told += ", large" * self.large + ", grid" * self.grid
         head = f"seed {self.seed}: {len(self.names)} sites, founder {self.founder}, {told}, {self.weather}"
         return "\n".join([head, *map(str, self.faults)])
 
@@ -95,6 +97,7 @@ def drawn(seed: int, pairs: bool = False) -> Schedule:
         calm=dice.choice([0.0, 300.0, 300.0, 300.0, 300.0]),
         paces={name: 0.2 + dice.random() for name in names},
         large=dice.random() < 0.5,
+        grid=dice.random() < 0.5,
     )
 
 

@@ -25,6 +25,7 @@ from simulation.world import World
 from pier_node.config.run import RunConfig
 from pier_node.outer.advance import get_ready
 from pier_node.outer.schedule import synced
+from pier_node.rounds import exchange_plan
 from pier_node.site import membership, training
 
 T = TypeVar("T")
@@ -123,6 +124,8 @@ def _doubled(world: World, level: int) -> Iterator[None]:
             for name, double in doubles.items():
                 stack.enter_context(patch.object(module, name, double))
         stack.enter_context(patch.object(training, "LARGE", 0 if world.schedule.large else training.LARGE))
+        one_level = 2 if world.schedule.grid else exchange_plan.ONE_LEVEL
+        stack.enter_context(patch.object(exchange_plan, "ONE_LEVEL", one_level))
         stack.enter_context(patch.object(secrets, "token_bytes", lambda count=32: dice.randbytes(count)))
         stack.enter_context(patch.object(time, "time", world.clock))
         stack.enter_context(patch.object(RunConfig, "canonical", lambda _config: canonical))

@@ -19,6 +19,8 @@ from simulation.network import Weather
 from simulation.virtual_time import run
 
 from pier_node.config.run import RunConfig
+from pier_node.rounds.exchange_plan import fitting, rows
+from pier_proto.v1.peer_pb2 import Share
 
 COMPUTE, EXCHANGE, DOWN = 60.0, 30.0, 30.0
 STEPS = 50
@@ -40,6 +42,7 @@ async def measured(sites: int, rounds: int, mtbf: float, seed: int) -> str:
     # A stream sends two chunks, the first of which is empty; a mean begins to leave while updates still arrive.
     weather = Weather(delay=0.04, jitter=0.01, chunk=EXCHANGE / 3)
     cluster = Cluster(RunConfig.model_validate(settings), names, seed, weather)
+    cluster.length = 64 * sites  # so that every site owns some of it
     cluster.paces = dict.fromkeys(names, COMPUTE / STEPS)
     for name in names:
         cluster.boot(name)
@@ -54,7 +57,7 @@ async def measured(sites: int, rounds: int, mtbf: float, seed: int) -> str:
     assert all(len(found) == 1 for found in digests_by_round(cluster).values()), "forked"
     took, calls, sent = loop.time() - began, cluster.network.calls - calls, cluster.network.bytes - sent
     beats, others = calls.pop("Beat"), sum(calls.values())
-    attempts = calls["Exchange"] / sum(2 * count * (count - 1) for count in members)
+    attempts = calls["Exchange"] / sum(map(_streams, members))
     bytes_of_rounds = sum(sent.values()) - sent["Beat"]
     cells = [
         f"{sites}",
@@ -68,6 +71,15 @@ async def measured(sites: int, rounds: int, mtbf: float, seed: int) -> str:
         f"{sent['Beat'] / took / sites / 1e3:.1f}",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _streams(members: int) -> int:
+    """Streams of an attempt: two between each two members of a row or a column."""
+    owners = fitting(members)
+    grid = rows([Share(node=f"{number:04d}", length=int(number < owners)) for number in range(members)])
+    sizes = [len(row.nodes) for row in grid] or [members]
+    columns = len(grid[0].owners) if grid else 0
+    return 2 * (sum(size * (size - 1) for size in sizes) + columns * len(grid) * (len(grid) - 1))
 
 
 async def _reach(cluster: Cluster, round: int) -> tuple[str, ...]:

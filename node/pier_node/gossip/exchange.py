@@ -27,7 +27,8 @@ from pier_node.base.tasks import cancel_and_wait, first_of, run_to_end
 from pier_node.outer.codec import BadCode, Codec
 from pier_node.outer.mean import Values, norm_limit
 from pier_node.outer.state import OuterState
-from pier_node.rounds.reduce import CHUNK, NO_DATA, Meter, send
+from pier_node.rounds.exchange_plan import CHUNK
+from pier_node.rounds.reduce import NO_DATA, Meter, send
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import BadMessage, Carrier, Chunk, PeerLost

@@ -35,7 +35,7 @@ from pier_node.outer.mean import Update, Weighing, norm_limit
 from pier_node.outer.noloco import needs_anchors
 from pier_node.outer.state import OuterState, piece_hashes, state_digest
 from pier_node.rounds.attempt import check_finite
-from pier_node.rounds.reduce import CHUNK
+from pier_node.rounds.exchange_plan import CHUNK
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.suspects import Suspicion
 from pier_node.wire.carrier import SETTLE, BadMessage, Carrier, PeerLost

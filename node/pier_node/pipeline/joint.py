@@ -37,7 +37,7 @@ from pier_node.outer.mean import Update, split
 from pier_node.outer.times import Spans
 from pier_node.pipeline.context import Tools
 from pier_node.pipeline.iteration_plan import Plan
-from pier_node.rounds import reduce as outer
+from pier_node.rounds import exchange_plan as outer
 from pier_node.rounds.attempt import heard_of
 from pier_node.rounds.reduce import Reduction
 from pier_node.rounds.roster import first_away

@@ -23,10 +23,11 @@ from pier_node.outer.mean import Mean, Update, Weighing, norm_limit, weighted_me
 from pier_node.outer.state import ANCHOR, OuterState, distance, l2_norm
 from pier_node.rounds.commitments import Cast, Journal, Promises
 from pier_node.rounds.double_votes import VoteBook, remembers
+from pier_node.rounds.exchange_plan import CHUNK, Plan
 from pier_node.rounds.means import Means
 from pier_node.rounds.proofs import Proofs, plan_name
 from pier_node.rounds.quorum import has_quorum, needed, order
-from pier_node.rounds.reduce import CHUNK, Codes, Plan, Reduction
+from pier_node.rounds.reduce import Codes, Reduction
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.rounds.suspects import NOBODY, Suspicion

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -22,6 +22,7 @@ from pier_node.outer.state import OuterState
 from pier_node.rounds import quorum
 from pier_node.rounds.deadline import RoundDeadline
 from pier_node.rounds.double_votes import refutes
+from pier_node.rounds.exchange_plan import fitting
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.wire.carrier import BadMessage
@@ -310,10 +311,19 @@ def waiting_level(sites: int) -> int:
 def _shards(readies: Sequence[Ready], view: LeaderView) -> list[tuple[int, int]]:
     """The shards, by member. The announced uplink of a stranger counts as unknown."""
     rates = {ready.node: ready.bandwidth if ready.node in view.state.members else 0.0 for ready in readies}
-    owners = view.bounds.owners(view.state, rates)
-    owned = dict(zip(owners, split(view.length, [rates[node] for node in owners]), strict=True))
-    lengths = [owned.get(node, (0, 0))[1] for node in rates]
+    owned = _owned(view.length, {node: rates[node] for node in view.bounds.owners(view.state, rates)})
+    lengths = [owned.get(node, 0) for node in rates]
     return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
+
+
+def _owned(length: int, rates: Mapping[str, float]) -> dict[str, int]:
+    """Length of each owner's shard. The slowest of many own none, so that the others fill a grid."""
+    parts = split(length, [*rates.values()])
+    owned = {node: size for node, (_, size) in zip(rates, parts, strict=True) if size}
+    if (most := fitting(len(owned))) == len(owned):
+        return owned
+    chosen = {*sorted(owned, key=lambda node: owned[node], reverse=True)[:most]}
+    return _owned(length, {node: rate for node, rate in rates.items() if node in chosen})
 
 
 def read_announcement(signed: Signed, statements: Statements) -> quorum.Announcement:

@@ -27,7 +27,8 @@ from pier_node.outer.codec import BadCode, Codec, codec
 from pier_node.outer.layout import Layout
 from pier_node.outer.schedule import Kind, round_plan, synced
 from pier_node.outer.state import OuterState
-from pier_node.rounds.reduce import CHUNK, Codes
+from pier_node.rounds.exchange_plan import CHUNK
+from pier_node.rounds.reduce import Codes
 from pier_node.wire.carrier import CHUNK_BYTES, BadMessage
 
 MEANS = "means"

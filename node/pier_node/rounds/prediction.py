@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pier_node.config.run import RunConfig
 from pier_node.outer.codec import codec, of_means
-from pier_node.rounds.reduce import CHUNK
+from pier_node.rounds.exchange_plan import CHUNK
 
 ROUND_TRIPS = 2
 """Of a round: announcement and proposal, then data and votes (docs/protocol.md, "The exchange")."""

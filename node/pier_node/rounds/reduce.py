@@ -1,14 +1,17 @@
 """The data exchange of one attempt: reduce-scatter, then all-gather, in chunks sent directly between the members.
 
-The plan of the attempt, which all members know, says who owns which shard, and what each may send. A member receives
-its shard of every member's vector, sums in node-id order whatever the order of arrival, and sends the mean to all. The
-mean of a chunk leaves while later chunks still arrive. Threads code and sum up to AT_ONCE chunks of a shard at once. A
-slow owner slows its senders through the carrier's flow control: at most WINDOW more chunks of a sender wait in memory.
+The plan of the attempt, which all members know, says who owns which shard, what each may send, and whether all send to
+all or each to its row and its column (exchange_plan.py). A member receives its shard of every member's vector, sums in
+node-id order whatever the order of arrival, and sends the mean to all. The mean of a chunk leaves while later chunks
+still arrive. Threads code and sum up to AT_ONCE chunks of a shard at once. A slow owner slows its senders through the
+carrier's flow control: at most WINDOW more chunks of a sender wait in memory.
 
 With a lossy codec every member uses the decoded bytes, the owner included. What is dropped of an update is its sender's
 error. What is dropped of a mean, divided by the owner's share of the weight, is its owner's error: added to the next
 update, it moves the mean by exactly what is missing. So errors belong to sites, not to shards, which may change every
 round.
+
+In a column, what travels is the means of rows. What is dropped there is an error of the site that made the row's mean.
 
 Of a mean of sparse codes nothing is dropped: the owner passes on the members' codes of a chunk, in node-id order, and
 everybody averages them as the owner does, to the same bits (`of_means`; SparseLoCo, arXiv 2508.15706, gathers, too).
@@ -24,9 +27,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -36,82 +39,13 @@ from pier_node.base.faults import NO_FAULTS, Faults
 from pier_node.base.shared import Buffer, Vector
 from pier_node.base.tasks import run_to_end
 from pier_node.outer.codec import BadCode, Codec, of_means
-from pier_node.outer.mean import (
-    EXACT,
-    LOSSY,
-    Mean,
-    Update,
-    Weighing,
-    capped,
-    clip_factors,
-    longest_mean,
-    relative_weights,
-    weighted_mean,
-)
+from pier_node.outer.mean import Mean, Update, weighted_mean
+from pier_node.rounds.exchange_plan import Level, Plan, Range
 from pier_node.rounds.suspects import NOBODY, Suspicion
-from pier_node.wire.carrier import CHUNK_BYTES, BadMessage, Carrier, Chunk, PeerLost, PeerRefused, Stage
-from pier_proto.v1.peer_pb2 import Ballot, Share
+from pier_node.wire.carrier import BadMessage, Carrier, Chunk, PeerLost, PeerRefused
 
-CHUNK = CHUNK_BYTES // 4
 Codes = Mapping[int, Buffer]
 """An encoded mean: the code of each chunk by its first element."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The plan of one attempt; shares are in node-id order."""
-
-    round: int
-    ballot: Ballot
-    shares: Sequence[Share]
-    norm_limit: float
-    """Largest L2 norm that a member's shard may have, whatever the norms of the others."""
-    silence: float
-    """Seconds without a chunk after which a sender counts as lost."""
-    chunk: int = CHUNK
-    """Elements in a chunk."""
-    weighing: Weighing = field(default_factory=Weighing)
-    """Bounds on the weight of the members' tokens."""
-
-    def ranges(self, share: Share) -> list[tuple[int, int]]:
-        """First element of each chunk of a shard, and the one after its last."""
-        end = share.offset + share.length
-        return [(start, min(start + self.chunk, end)) for start in range(share.offset, end, self.chunk)]
-
-    def message(self, stage: Stage, offset: int, data: Buffer) -> Chunk:
-        """A chunk of this attempt."""
-        return Chunk(round=self.round, ballot=self.ballot, stage=stage, offset=offset, data=data)
-
-    def givers(self) -> list[Share]:
-        """Members whose update has a weight."""
-        return [share for share in self.shares if share.tokens]
-
-    def weights(self) -> list[np.float32]:
-        """Weights of the givers, relative to the largest."""
-        tokens, bounds = [share.tokens for share in self.givers()], self.weighing
-        return relative_weights(capped(tokens, bounds.whole, bounds.most))
-
-    def over_weight_of(self, node: str) -> float:
-        """The weight of all givers together, divided by the weight of one of them."""
-        weights = dict(zip((share.node for share in self.givers()), self.weights(), strict=True))
-        return float(sum(weights.values())) / float(weights[node])
-
-    def clips(self) -> dict[str, float]:
-        """Clipping factor by node, for members whose update is clipped."""
-        factors = clip_factors(*self._norms(), self.weighing.whole)
-        return {share.node: factor for share, factor in zip(self.shares, factors, strict=True) if factor < 1}
-
-    def longest(self, share: Share, lossy: bool) -> float:
-        """Largest L2 norm that a member's update may have on a shard."""
-        return min(self.norm_limit, share.norm * (LOSSY if lossy else EXACT))
-
-    def longest_mean(self, lossy: bool) -> float:
-        """Largest L2 norm that a shard of the mean may have."""
-        longest = min(longest_mean(*self._norms(), self.weighing.whole), self.norm_limit * math.sqrt(len(self.shares)))
-        return longest * (LOSSY if lossy else EXACT)
-
-    def _norms(self) -> tuple[list[float], list[int]]:
-        return [share.norm for share in self.shares], [share.tokens for share in self.shares]
 
 
 METER_SECONDS = 1.0
@@ -187,6 +121,8 @@ class Part(NamedTuple):
 
 NO_DATA = b""
 NO_UPDATE = Update(np.empty(0, np.float32), 0)
+Marks = defaultdict[int, asyncio.Event]
+"""Set once a chunk is there, by its first element."""
 
 
 class Reduction:
@@ -199,7 +135,6 @@ class Reduction:
 
     Attributes:
         clips: clipping factor by node, for members whose update is longer than allowed.
-        longest_wait: longest time in seconds that we waited for a member's next chunk.
         complete: set once the mean is complete, when the last chunks for the others may still be on their way.
         codes: the mean as it travels, by the first element of each chunk; of sparse codes, that of our shard only.
     """
@@ -214,33 +149,36 @@ class Reduction:
         faults: Faults = NO_FAULTS,
         rule: Mean = weighted_mean,
     ) -> None:
-        self._carrier, self._plan, self._update, self._mean = carrier, plan, update, mean
-        self._codec, self._faults, self._rule = codec, faults, rule
+        self.carrier, self.plan, self.mean = carrier, plan, mean
+        self.codec, self.faults, self.rule = codec, faults, rule
+        self.clips, self.codes, self.here = plan.clips, dict[int, Buffer](), Marks(asyncio.Event)
+        self.complete, self.meter = asyncio.Event(), Meter(asyncio.get_running_loop().time())
         self._slow = codec.lossy or rule is not weighted_mean
-        self._weights, self.clips = plan.weights(), plan.clips()
-        self.codes: dict[int, Buffer] = {}
-        self._mine = next(share for share in plan.shares if share.node == carrier.node)
-        self._whole = plan.over_weight_of(carrier.node) if self._mine.tokens else 0.0
-        self._others = [share for share in plan.shares if share.node != carrier.node]
-        self._senders = {share.node: asyncio.Queue[Part](WINDOW) for share in self._others if share.tokens}
-        self._heard = {share.node: asyncio.Event() for share in self._others}
-        self._opened: set[tuple[str, int]] = set()
-        self._complete: set[str] = set()
-        self._broken: asyncio.Future[Suspicion] = asyncio.get_running_loop().create_future()
-        self._over, self.complete = False, asyncio.Event()
-        self._sent = asyncio.Semaphore(0)
-        self.longest_wait = 0.0
-        self.meter = Meter(asyncio.get_running_loop().time())
-        self._reduced = {start: asyncio.Event() for start, _ in plan.ranges(self._mine)}
+        levels = None
+        if rule is weighted_mean and not codec.sparse:
+            levels = plan.two_levels(carrier.node, codec.lossy)
+        row, column = levels or (plan.one_level(codec.lossy), None)
+        self._column = LevelExchange(self, column, _room_for_row(update), Marks(asyncio.Event)) if column else None
+        self._first = LevelExchange(self, row, update, above=self._column)
+
+    @property
+    def longest_wait(self) -> float:
+        """Longest time in seconds that we waited for a member's next chunk."""
+        return self._first.longest_wait
 
     async def run(self) -> None:
-        """Exchange chunks with all members; return once they have acknowledged everything. Raises Suspicion."""
+        """Exchange chunks with the others; return once they have acknowledged everything. Raises Suspicion."""
         worst: Suspicion | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
-                watch = tasks.create_task(self._watch())
-                await self._exchange(tasks)
-                watch.cancel()
+                levels = [level for level in (self._first, self._column) if level]
+                watches = [tasks.create_task(level.watch()) for level in levels]
+                async with asyncio.TaskGroup() as exchanges:
+                    for level in levels:
+                        exchanges.create_task(level.exchange(tasks))
+                await self.work(self._first.keep_error_of_row)
+                for watch in watches:
+                    watch.cancel()
                 self._let_go()
                 self.complete.set()
         except* Suspicion as group:
@@ -250,120 +188,209 @@ class Reduction:
         if worst:  # before Python 3.11.4, an exception raised inside `except*` is wrapped in a group
             raise worst
 
-    async def _exchange(self, acknowledged: asyncio.TaskGroup) -> None:
-        """Return once the mean is complete and the last chunks are on their way to the others."""
-        for share in self._others:
-            # A member may have to wait for a third one before it takes more, so it gets twice the silence.
-            for chunks in (self._scatter_to(share), self._gather_to()):
-                acknowledged.create_task(send(self._carrier, share.node, chunks, 2 * self._plan.silence))
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._reduce())
-            for share in self._others:
-                tasks.create_task(self._await_shard(share))
-        for _ in range(2 * len(self._others)):
-            await self._sent.acquire()
-
     def _let_go(self) -> None:
         # What is under way may refer to this object until it is collected, but the vectors are needed elsewhere.
-        self._over, self._update, self._mean = True, NO_UPDATE, NO_UPDATE.vector
+        self.mean = NO_UPDATE.vector
+        self._first.let_go()
+        if self._column:
+            self._column.let_go()
+
+    async def take(self, sender: str, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
+        """Receive a member's stream of this attempt. Raises BadMessage: the sender is told, and suspected."""
+        level = self._column if self._column and sender in self._column.others else self._first
+        await level.take(sender, first, rest)
+
+    async def work(self, work: Callable[[], T]) -> T:
+        """Run codecs and sorting in a thread, as they take long enough for it; copies and sums do not.
+
+        It is finished even if the attempt ends: the memory that it writes to is the next attempt's.
+        """
+        return await run_to_end(asyncio.to_thread(work)) if self._slow else work()
+
+    @property
+    def at_once(self) -> int:
+        """How many chunks are reduced at a time. Without threads, others get a turn after each chunk."""
+        return AT_ONCE if self._slow else 1
+
+
+def _room_for_row(update: Update) -> Update:
+    """Room for the mean of a row. Memory is taken for the column's shards only: no other element is ever touched."""
+    count = len(update.vector)
+    return Update(np.empty(count, np.float32), 1, None if update.error is None else np.zeros(count, np.float32))
+
+
+class LevelExchange:
+    """What a member exchanges with all members, or with its row or its column of them.
+
+    Args:
+        update: what this member gives.
+        given: marks the chunks of `update` that are there; None: all are.
+        above: the exchange of the column, which makes a mean of all of the row's mean; None: this one's is that of all.
+
+    Attributes:
+        longest_wait: longest time in seconds that we waited for a member's next chunk.
+    """
+
+    def __init__(
+        self,
+        whole: Reduction,
+        level: Level,
+        update: Update,
+        given: Marks | None = None,
+        above: LevelExchange | None = None,
+    ) -> None:
+        self._whole, self._level, self.update, self.given, self._above = whole, level, update, given, above
+        self._node, self._codec = whole.carrier.node, whole.codec
+        self._gives = self._node in level.weights
+        self.others = [node for node in level.nodes if node != self._node]
+        self._senders = {node: asyncio.Queue[Part](WINDOW) for node in self.others if node in level.weights}
+        self._heard = {node: asyncio.Event() for node in self.others}
+        self._took_part = {node: asyncio.Event() for node in self.others}
+        self._opened: set[tuple[str, int]] = set()
+        self._complete: set[str] = set()
+        self._broken: asyncio.Future[Suspicion] = asyncio.get_running_loop().create_future()
+        self._over, self._sent, self.longest_wait = False, asyncio.Semaphore(0), 0.0
+
+    async def exchange(self, acknowledged: asyncio.TaskGroup) -> None:
+        """Return once all means are here and the last chunks are on their way to the others. Raises Suspicion."""
+        for node in self.others:
+            # A member may have to wait for a third one before it takes more, so it gets twice the silence.
+            for chunks in (self._scatter_to(node), self._gather_to()):
+                acknowledged.create_task(send(self._whole.carrier, node, chunks, 2 * self._level.silence))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._reduce())
+            for node in self.others:
+                tasks.create_task(self._await_means(node))
+        for _ in range(2 * len(self.others)):
+            await self._sent.acquire()
+
+    async def watch(self) -> None:
+        """End the attempt when an incoming stream is broken or refused."""
+        raise await self._broken
+
+    def let_go(self) -> None:
+        """Refer to no vector any more."""
+        self._over, self.update = True, NO_UPDATE
         for queue in self._senders.values():  # a stream that waits for room would wait for ever
             while not queue.empty():
                 queue.get_nowait()
 
     async def take(self, sender: str, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
-        """Receive a member's stream of this attempt. Raises BadMessage: the sender is told, and suspected."""
-        share = next((share for share in self._others if share.node == sender), None)
-        if share is None:
+        """Receive a member's stream. Raises BadMessage: the sender is told, and suspected."""
+        if sender not in self._heard:
             raise BadMessage(f"{sender} is not a member of this attempt")
         if (sender, first.stage) in self._opened:
             raise BadMessage("a second stream of the same kind")
         self._opened.add((sender, first.stage))
         take = self._take_scatter if first.stage == Chunk.STAGE_SCATTER else self._take_gather
         try:
-            await take(share, first, rest)
+            await take(sender, first, rest)
         except (BadMessage, PeerLost) as error:
             if not self._broken.done():
                 reason = error.reason if isinstance(error, PeerLost) else str(error)
                 self._broken.set_result(Suspicion(sender, reason))
             raise
 
-    async def _scatter_to(self, owner: Share) -> AsyncGenerator[Chunk]:
-        """Our vector on the owner's shard; an empty stream if our update has no weight or the owner owns nothing."""
-        yield self._plan.message(Chunk.STAGE_SCATTER, owner.offset, NO_DATA)
-        if self._mine.tokens:
-            for start, end in self._plan.ranges(owner):
-                data = (await self._work(partial(self._coded, slice(start, end)))).data
-                yield self._plan.message(Chunk.STAGE_SCATTER, start, data)
-                self.meter.sent(len(data), asyncio.get_running_loop().time())
+    # --- what we send --------------------------------------------------------------------------
+
+    async def _scatter_to(self, owner: str) -> AsyncGenerator[Chunk]:
+        """Our vector on the owner's chunks; an empty stream if our update has no weight or the owner owns nothing."""
+        chunks, message = self._level.chunks[owner], self._whole.plan.message
+        yield message(Chunk.STAGE_SCATTER, _first(chunks), NO_DATA)
+        for start, end in chunks:
+            if self.given is not None:
+                await self.given[start].wait()
+            if self._gives:
+                data = (await self._whole.work(partial(self._coded, slice(start, end)))).data
+                yield message(Chunk.STAGE_SCATTER, start, data)
+                self._whole.meter.sent(len(data), asyncio.get_running_loop().time())
         self._sent.release()
 
     async def _gather_to(self) -> AsyncGenerator[Chunk]:
-        """The mean of our shard, chunk by chunk as each becomes ready."""
-        yield self._plan.message(Chunk.STAGE_GATHER, self._mine.offset, NO_DATA)
-        for start, end in self._plan.ranges(self._mine):
-            await self._reduced[start].wait()
-            data = self.codes[start] if self._codec.lossy else self._codec.encode(self._mean[start:end])
-            yield self._plan.message(Chunk.STAGE_GATHER, start, data)
-            self.meter.sent(len(data), asyncio.get_running_loop().time())
+        """The means of our chunks, as each becomes ready."""
+        whole, chunks = self._whole, self._level.chunks[self._node]
+        yield whole.plan.message(Chunk.STAGE_GATHER, _first(chunks), NO_DATA)
+        for start, end in chunks:
+            await whole.here[start].wait()
+            data = whole.codes[start] if self._codec.lossy else self._codec.encode(whole.mean[start:end])
+            yield whole.plan.message(Chunk.STAGE_GATHER, start, data)
+            whole.meter.sent(len(data), asyncio.get_running_loop().time())
         self._sent.release()
 
+    # --- what we average -----------------------------------------------------------------------
+
     async def _reduce(self) -> None:
-        """Take the parts of each chunk of our shard in order, and reduce up to AT_ONCE chunks at a time."""
+        """Take the parts of each of our chunks in order, and reduce some chunks at a time."""
+        for node in self.others:
+            if node not in self._senders:
+                await self._in_time(self._took_part[node].wait(), node)
         squares = dict.fromkeys(self._senders, 0.0)
-        room = asyncio.Semaphore(AT_ONCE if self._slow else 1)  # without threads, others get a turn after each chunk
-        others = [share for share in self._plan.givers() if share.node != self._carrier.node]
+        room = asyncio.Semaphore(self._whole.at_once)
         async with asyncio.TaskGroup() as tasks:
-            for start, end in self._plan.ranges(self._mine):
+            for start, end in self._level.chunks[self._node]:
                 await room.acquire()
-                parts = {share.node: await self._next_part(share, squares) for share in others}
+                if self.given is not None:
+                    await self.given[start].wait()
+                parts = {node: await self._next_part(node, squares) for node in self._senders}
                 tasks.create_task(self._reduce_chunk(slice(start, end), parts, room))
 
     async def _reduce_chunk(self, part: slice, parts: Mapping[str, Part], room: asyncio.Semaphore) -> None:
-        await self._work(partial(self._average, part, parts))
-        await self._faults.reach(self._plan.round, "exchanging")
-        self._reduced[part.start].set()
+        await self._whole.work(partial(self._average, part, parts))
+        await self._whole.faults.reach(self._whole.plan.round, "exchanging")
+        marks = self._above.given if self._above else self._whole.here
+        assert marks is not None
+        marks[part.start].set()
         room.release()
 
     def _own(self, part: slice) -> Part:
         """Our own part as the other members would decode it."""
-        return self._coded(part) if self._codec.lossy else Part(NO_DATA, self._update.sent(part))
+        return self._coded(part) if self._codec.lossy else Part(NO_DATA, self.update.sent(part))
 
     def _part(self, data: Buffer, length: int) -> Part:
         return Part(data, self._codec.decode(data, length))
 
     def _coded(self, part: slice) -> Part:
         """A part of our vector as it travels and as all decode it; keeps its error."""
-        values = self._update.sent(part)
+        values = self.update.sent(part)
         coded = self._part(self._codec.encode(values), len(values))
-        if (error := self._update.error) is not None:
+        if (error := self.update.error) is not None:
             error[part] = values - coded.values
         return coded
 
     def _average(self, part: slice, received: Mapping[str, Part]) -> None:
-        """Sum a chunk of our shard in node-id order, leaving out members without tokens."""
-        mean, nodes = self._mean[part], [share.node for share in self._plan.givers()]
-        parts = {node: received[node] if node in received else self._own(part) for node in nodes}
+        """Sum one of our chunks in node-id order, leaving out members without weight."""
+        mean = (self._above.update.vector if self._above else self._whole.mean)[part]
+        parts = {node: received[node] if node in received else self._own(part) for node in self._level.weights}
         self._mean_of({node: it.values for node, it in parts.items()}, mean)
-        if not self._codec.lossy:
+        if self._above or not self._codec.lossy:
             return
         means = of_means(self._codec, len(parts), len(mean))
         if means is None:
-            self.codes[part.start] = b"".join(it.data for it in parts.values())
+            self._whole.codes[part.start] = b"".join(it.data for it in parts.values())
             return
-        data = self.codes[part.start] = means.encode(mean)
+        data = self._whole.codes[part.start] = means.encode(mean)
         decoded = means.decode(data, len(mean))
-        if (error := self._update.error) is not None and self._mine.tokens:
-            error[part] += np.float32(self._whole) * (mean - decoded)
+        if (error := self.update.error) is not None and self._gives:
+            error[part] += np.float32(self._level.over_weight_of(self._node)) * (mean - decoded)
         mean[:] = decoded
 
+    def keep_error_of_row(self) -> None:
+        """Add to our error what the column has dropped of our row's mean, and of the mean of all."""
+        error, dropped = self.update.error, self._above.update.error if self._above else None
+        if error is None or dropped is None or not self._gives:
+            return
+        over_weight = np.float32(self._level.over_weight_of(self._node))
+        for start, end in self._level.chunks[self._node]:
+            error[start:end] += over_weight * dropped[start:end]
+
     def _mean_of(self, parts: Mapping[str, Vector], out: Vector) -> None:
-        clips = self.clips
+        clips = self._level.clips
         clipped = [it * np.float32(clips[node]) if node in clips else it for node, it in parts.items()]
-        self._rule(clipped, self._weights, out)
+        self._whole.rule(clipped, [*self._level.weights.values()], out)
 
     def _mean_part(self, data: Buffer, length: int) -> Part:
         """A chunk of a mean. Raises BadCode."""
-        givers = [share.node for share in self._plan.givers()]
+        givers = [*self._level.weights]
         means = of_means(self._codec, len(givers), length)
         if means is not None:
             return Part(data, means.decode(data, length))
@@ -375,70 +402,67 @@ class Reduction:
         self._mean_of({node: self._codec.decode(code, length) for node, code in zip(givers, codes, strict=True)}, mean)
         return Part(data, mean)
 
-    async def _work(self, work: Callable[[], T]) -> T:
-        """Run codecs and sorting in a thread, as they take long enough for it; copies and sums do not.
+    # --- what we receive -----------------------------------------------------------------------
 
-        It is finished even if the attempt ends: the memory that it writes to is the next attempt's.
-        """
-        return await run_to_end(asyncio.to_thread(work)) if self._slow else work()
-
-    async def _next_part(self, share: Share, squares: dict[str, float]) -> Part:
-        node, loop = share.node, asyncio.get_running_loop()
-        began = loop.time()
+    async def _in_time(self, awaited: Awaitable[T], node: str) -> T:
+        """What a member sends. Raises Suspicion if it says nothing for too long."""
+        silence = self._level.silence
         try:
-            async with asyncio.timeout(self._plan.silence):
-                part = await self._senders[node].get()
-            self.longest_wait = max(self.longest_wait, loop.time() - began)
+            async with asyncio.timeout(silence):
+                return await awaited
         except TimeoutError as error:
-            raise Suspicion(node, f"sent nothing for {self._plan.silence:.0f} s", mute=True) from error
+            raise Suspicion(node, f"sent nothing for {silence:.0f} s", mute=True) from error
+
+    async def _next_part(self, node: str, squares: dict[str, float]) -> Part:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        part = await self._in_time(self._senders[node].get(), node)
+        self.longest_wait = max(self.longest_wait, clock() - began)
         squares[node] += float(np.dot(part.values, part.values))
-        limit = self._plan.longest(share, self._codec.lossy)
+        limit = self._level.longest[node]
         if not squares[node] <= limit**2:
             raise Suspicion(node, f"its update is not finite, or its norm is above {limit:.3g}")
         return part
 
-    async def _await_shard(self, share: Share) -> None:
-        """Wait for the owner's means. It may have to wait for a third member itself, so it gets twice the silence."""
-        heard = self._heard[share.node]
-        while share.node not in self._complete:
+    async def _await_means(self, node: str) -> None:
+        """Wait for the means that a member owns."""
+        heard, silence = self._heard[node], self._level.silence_of_means
+        while node not in self._complete:
             heard.clear()
             try:
-                async with asyncio.timeout(2 * self._plan.silence):
+                async with asyncio.timeout(silence):
                     await heard.wait()
             except TimeoutError as error:
-                raise Suspicion(share.node, f"sent no mean for {2 * self._plan.silence:.0f} s", mute=True) from error
+                raise Suspicion(node, f"sent no mean for {silence:.0f} s", mute=True) from error
 
-    async def _watch(self) -> None:
-        """End the attempt when an incoming stream is broken or refused."""
-        raise await self._broken
+    async def _take_scatter(self, sender: str, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
+        chunks = self._level.chunks[self._node] if sender in self._senders else []
+        async for _, part in self._expect(chunks, first, rest, self._part):
+            await self._senders[sender].put(part)
+        self._took_part[sender].set()
 
-    async def _take_scatter(self, share: Share, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
-        ranges = self._plan.ranges(self._mine) if share.tokens else []
-        async for part in self._expect(ranges, first, rest, self._part):
-            await self._senders[share.node].put(part)
-
-    async def _take_gather(self, share: Share, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
-        position, squares, limit = share.offset, 0.0, self._plan.longest_mean(self._codec.lossy)
-        async for data, part in self._expect(self._plan.ranges(share), first, rest, self._mean_part):
+    async def _take_gather(self, sender: str, first: Chunk, rest: AsyncIterator[Chunk]) -> None:
+        whole, squares, limit = self._whole, 0.0, self._level.longest_mean
+        async for start, (data, part) in self._expect(self._level.chunks[sender], first, rest, self._mean_part):
             squares += float(np.dot(part, part))
             if not squares <= limit**2:
                 raise BadMessage(f"a mean that is not finite, or of a norm above {limit:.3g}: no mean of this round is")
-            self._mean[position : position + len(part)] = part
+            whole.mean[start : start + len(part)] = part
             if self._codec.lossy and not self._codec.sparse:
-                self.codes[position] = data
-            position += len(part)
-            await self._faults.reach(self._plan.round, "exchanging")  # a member may own no shard
-            self._heard[share.node].set()
-        self._complete.add(share.node)
-        self._heard[share.node].set()
+                whole.codes[start] = data
+            whole.here[start].set()
+            await whole.faults.reach(whole.plan.round, "exchanging")  # a member may own no shard
+            self._heard[sender].set()
+        self._complete.add(sender)
+        self._heard[sender].set()
 
     async def _expect(
         self,
-        ranges: Sequence[tuple[int, int]],
+        ranges: Sequence[Range],
         first: Chunk,
         rest: AsyncIterator[Chunk],
         decode: Callable[[Buffer, int], T],
-    ) -> AsyncIterator[T]:
+    ) -> AsyncIterator[tuple[int, T]]:
         """Yield exactly the chunks of these ranges in order; refuse any repeated, missing or differently sized one."""
         if first.data:
             raise BadMessage("a stream opens with an empty chunk that names it")
@@ -448,15 +472,19 @@ class Reduction:
             if chunk.offset != start or start == end:
                 raise BadMessage(f"chunk at {chunk.offset} of {len(chunk.data)} bytes, expected {start}..{end}")
             try:
-                part = await self._work(partial(decode, chunk.data, end - start))
+                part = await self._whole.work(partial(decode, chunk.data, end - start))
             except BadCode as bad:
                 raise BadMessage(f"chunk at {start}: {bad}") from bad
-            if self._over:  # the next attempt may be using `mean`
+            if self._over:  # the next attempt may be using the memory of the mean
                 raise BadMessage("that attempt is over")
-            yield part
+            yield start, part
             await asyncio.sleep(0)  # nothing above yields while chunks are here already
         if next(awaited, None) is not None:
             raise BadMessage("the stream ended early")
+
+
+def _first(chunks: Sequence[Range]) -> int:
+    return chunks[0][0] if chunks else 0
 
 
 def _worst(group: BaseExceptionGroup[Suspicion]) -> Suspicion:

@@ -86,7 +86,7 @@ def split(raw: bytes) -> tuple[bytes, Buffer]:
     return raw, b""
 
 
-PROTOCOL = 5
+PROTOCOL = 6
 MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)
 """Largest message in bytes: a chunk with the fields that name it."""
 REPLY_BYTES = 2 << 20
