@@ -66,6 +66,7 @@ RUNS: dict[str, Keys] = {
     "codec": {"algorithm": "diloco", "codec": "int4", "fragments": 4, "overlap": True},
     "witness": {"algorithm": "diloco"},
     "noloco": {"algorithm": "noloco"},
+    "pipeline": {"algorithm": "diloco"},
 }
 """[outer] of the runs that can be chosen. The start of pier is over before the faults begin."""
 INNER_STEPS, PACE = 8, 0.125
@@ -303,7 +304,10 @@ def running(work: Path, setting: Setting, temporary: Temporary) -> Iterator[list
     witness = ["coordinator"] if setting.run == "witness" else []
     folders = [work / name for name in [*(f"site-{number}" for number in range(setting.sites)), *witness]]
     outer: Keys = {"overlap": setting.overlap, **RUNS[setting.run]}
-    run = tiny_run(setting.sites, ENDLESS, INNER_STEPS, outer, witness=bool(witness), text=topics.__file__)
+    stages: Keys = {"stages": 2, "microbatches": 2} if setting.run == "pipeline" else {}
+    run = tiny_run(
+        setting.sites, ENDLESS, INNER_STEPS, outer, pipeline=stages, witness=bool(witness), text=topics.__file__
+    )
     lines = [Line() for _ in folders]
     with ExitStack() as stack:
         spots = stack.enter_context(

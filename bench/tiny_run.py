@@ -24,11 +24,12 @@ def tiny_run(
     batch_size: int = 2,
     witness: bool = False,
     text: str = argparse.__file__,
+    pipeline: Keys = NOTHING,
 ) -> str:
     """The text of a run.toml.
 
     Args:
-        outer, model: what these tables have besides; otherwise it is DiLoCo with the smallest model.
+        outer, model, pipeline: what these tables have besides; otherwise it is DiLoCo with the smallest model.
         text: path of what is trained on: 100 kB, which are enough for four sites.
     """
     tables: dict[str, Keys] = {
@@ -37,8 +38,9 @@ def tiny_run(
         "data": {"source": "text", "path": text},
         "inner": {"total_steps": total_steps, "batch_size": batch_size, "eval_every": 0},
         "outer": {"algorithm": "diloco", "inner_steps": inner_steps, **outer},
+        "pipeline": pipeline,
     }
-    return written(tables)
+    return written({name: table for name, table in tables.items() if table})
 
 
 def written(tables: Mapping[str, Keys]) -> str:

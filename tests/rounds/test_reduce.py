@@ -356,6 +356,21 @@ def test_a_round_of_more_than_32_owners_is_a_grid() -> None:
     assert rows(shares[:34]) == [], "32 owners"
 
 
+def test_a_member_of_a_grid_sends_the_chunks_of_a_column_s_shards_in_turn() -> None:
+    """So that each owner of the column soon has something to average, however long the exchange takes."""
+    shares = [Share(node=f"{it:02d}", tokens=1, norm=1.0, offset=4 * it, length=4) for it in range(35)]
+    levels = Plan(7, ballot(3), shares, norm_limit=50.0, silence=1.0, chunk=2).two_levels("07", lossy=False)
+    assert levels
+    row, column = levels
+    assert row.nodes == ["05", "06", "07", "08", "09"]
+    firsts = [4 * it for it in range(1, 35, 5)]
+    assert [start for start, _ in row.chunks["06"]] == [*firsts, *(start + 2 for start in firsts)]
+    assert column
+    assert column.nodes == tuple(f"{it:02d}" for it in range(2, 35, 5))
+    assert column.chunks["02"] == [(8, 10), (10, 12)]
+    assert set(column.weights.values()) == {5.0}
+
+
 @given(st.integers(0, 1024))
 def test_a_grid_is_full_and_has_almost_all_owners(owners: int) -> None:
     left = fitting(owners)

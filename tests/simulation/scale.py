@@ -14,16 +14,18 @@ import random
 import time
 from collections import Counter
 
-from simulation.cluster import Cluster, digests_by_round
+from simulation.cluster import CHUNK, Cluster, digests_by_round
 from simulation.network import Weather
 from simulation.virtual_time import run
 
 from pier_node.config.run import RunConfig
-from pier_node.rounds.exchange_plan import fitting, rows
+from pier_node.rounds.exchange_plan import Row, fitting, rows
 from pier_proto.v1.peer_pb2 import Share
 
 COMPUTE, EXCHANGE, DOWN = 60.0, 30.0, 30.0
 STEPS = 50
+CHUNKS = 4
+"""Chunks of a shard."""
 HOUR = 3600.0
 
 
@@ -39,10 +41,11 @@ async def measured(sites: int, rounds: int, mtbf: float, seed: int) -> str:
         "outer": {"algorithm": "diloco", "inner_steps": STEPS},
     }
     names = [f"{number:04d}" for number in range(sites)]
-    # A stream sends two chunks, the first of which is empty; a mean begins to leave while updates still arrive.
-    weather = Weather(delay=0.04, jitter=0.01, chunk=EXCHANGE / 3)
+    # A stream opens with an empty chunk; all means but the last leave while updates still arrive. In a grid, a stream
+    # brings the shards of a column, one for each row.
+    weather = Weather(delay=0.04, jitter=0.01, chunk=EXCHANGE / (CHUNKS + 2) / max(1, len(_grid(sites))))
     cluster = Cluster(RunConfig.model_validate(settings), names, seed, weather)
-    cluster.length = 64 * sites  # so that every site owns some of it
+    cluster.length = CHUNK * CHUNKS * sites
     cluster.paces = dict.fromkeys(names, COMPUTE / STEPS)
     for name in names:
         cluster.boot(name)
@@ -75,11 +78,15 @@ async def measured(sites: int, rounds: int, mtbf: float, seed: int) -> str:
 
 def _streams(members: int) -> int:
     """Streams of an attempt: two between each two members of a row or a column."""
-    owners = fitting(members)
-    grid = rows([Share(node=f"{number:04d}", length=int(number < owners)) for number in range(members)])
+    grid = _grid(members)
     sizes = [len(row.nodes) for row in grid] or [members]
     columns = len(grid[0].owners) if grid else 0
     return 2 * (sum(size * (size - 1) for size in sizes) + columns * len(grid) * (len(grid) - 1))
+
+
+def _grid(members: int) -> list[Row]:
+    owners = fitting(members)
+    return rows([Share(node=f"{number:04d}", length=int(number < owners)) for number in range(members)])
 
 
 async def _reach(cluster: Cluster, round: int) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 
 import numpy as np
 
@@ -144,7 +145,7 @@ class Plan:
         longest = min(longest_mean(*self._norms(), self.weighing.whole), self.norm_limit * math.sqrt(len(self.shares)))
         return Level(
             nodes=nodes,
-            chunks={node: [each for share in owned.get(node, ()) for each in self.ranges(share)] for node in nodes},
+            chunks={node: _in_turn([self.ranges(share) for share in owned.get(node, ())]) for node in nodes},
             weights={node: weight for node, weight in self.weights.items() if node in here},
             longest={it.node: min(self.norm_limit, it.norm * tolerance) for it in self.shares if it.node in here},
             clips={node: factor for node, factor in self.clips.items() if node in here},
@@ -155,6 +156,11 @@ class Plan:
 
     def _norms(self) -> tuple[list[float], list[int]]:
         return [share.norm for share in self.shares], [share.tokens for share in self.shares]
+
+
+def _in_turn(shards: Sequence[Sequence[Range]]) -> list[Range]:
+    """One chunk of each shard after the other, so that no owner has to wait until the shards of others are complete."""
+    return [chunk for turn in zip_longest(*shards) for chunk in turn if chunk]
 
 
 @dataclass(frozen=True)
