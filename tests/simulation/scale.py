@@ -41,9 +41,10 @@ async def measured(sites: int, rounds: int, mtbf: float, seed: int) -> str:
         "outer": {"algorithm": "diloco", "inner_steps": STEPS},
     }
     names = [f"{number:04d}" for number in range(sites)]
-    # A stream opens with an empty chunk; all means but the last leave while updates still arrive. In a grid, a stream
-    # brings the shards of a column, one for each row.
-    weather = Weather(delay=0.04, jitter=0.01, chunk=EXCHANGE / (CHUNKS + 2) / max(1, len(_grid(sites))))
+    # In a grid, a stream brings the shards of a column, one for each row. The first chunk is empty, and the mean of the
+    # last one leaves, one level after the other, when all others have gone.
+    levels, shards = (2, len(_grid(sites))) if _grid(sites) else (1, 1)
+    weather = Weather(delay=0.04, jitter=0.01, chunk=EXCHANGE / (CHUNKS * shards + 2 * levels))
     cluster = Cluster(RunConfig.model_validate(settings), names, seed, weather)
     cluster.length = CHUNK * CHUNKS * sites
     cluster.paces = dict.fromkeys(names, COMPUTE / STEPS)
