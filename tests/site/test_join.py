@@ -324,6 +324,20 @@ async def test_peers_need_a_token(tmp_path: Path) -> None:
         await find_run(Settings(tmp_path / "data", peers=("127.0.0.1:1",)))
 
 
+async def test_a_site_that_has_lost_its_token_makes_no_other(tmp_path: Path) -> None:
+    """With a token of its own, it would wait forever for sites that refuse it."""
+    folder = tmp_path / "data"
+    await find_run(Settings(folder, run=write_run(tmp_path)))
+    other = Site(node="a" * 16, address="127.0.0.1:1")
+    SiteRecord(founder=True, slot=0).with_peers([other]).save(folder)
+    Token.path(folder).unlink()
+    with pytest.raises(PierError, match=r"run\.token is gone.*\nCopy it from"):
+        check_start(Settings(folder))
+    assert not Token.path(folder).exists()
+    SiteRecord(founder=True, slot=0).save(folder)
+    assert (await find_run(Settings(folder))).token, "a founder whom nobody has joined may make another"
+
+
 async def test_a_token_of_another_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     save_run(tmp_path / "data", CONFIG)

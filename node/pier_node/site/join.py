@@ -400,6 +400,12 @@ def find_token(settings: Settings) -> Token | None:
             "Give it with --token-file FILE, or as PIER_TOKEN in the environment; on a terminal, pier-node asks. "
             "Start with --insecure only if every site does, on a network where everyone is trusted.",
         )
+    if token is None and not is_replaced(settings) and (record := SiteRecord.load(settings.folder)) and record.peers:
+        raise PierError(
+            f"{Token.path(settings.folder)} is gone: without the token of the run, no other site answers this one",
+            "Copy it from the --data folder of another site, or give the token with --token-file FILE. If all sites "
+            "of the run start with --insecure, so must this one.",
+        )
     return token
 
 
