@@ -159,7 +159,11 @@ def load_run(folder: Path) -> RunConfig | None:
     path = folder / RUN_FILE
     if not path.exists():
         return None
-    return with_copy(from_canonical(path.read_text(encoding="utf-8", errors="replace"), str(path)), folder)
+    try:
+        config = from_canonical(path.read_text(encoding="utf-8", errors="replace"), str(path))
+    except PierError as error:
+        raise PierError(error.problem, f"Copy {RUN_FILE} from the --data folder of another site of the run.") from error
+    return with_copy(config, folder)
 
 
 def save_run(folder: Path, config: RunConfig) -> None:
