@@ -292,7 +292,7 @@ class Rounds:
         """Announce ourselves to the leader; return its proposal if we can take part in it or shall wait."""
         if self.promises.lost:
             lost = (
-                f"this site had committed round {self.promises.now.committed}, but its disk has lost it. "
+                f"the disk of this site has lost round {self.promises.now.committed}, or what it voted for in it. "
                 "It waits for a site that has it, or for you: see docs/protocol.md, amnesia"
             )
             if self.last_error != lost:
