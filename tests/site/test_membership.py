@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pier_node.gossip.pair_commit import Doubt, Records
 from pier_node.outer.state import OuterState
 from pier_node.rounds.commitments import Commitments
 from pier_node.rounds.progress import Progress
+from pier_node.rounds.proofs import PROOFS_FILE, Proofs, alone
 from pier_node.rounds.roster import Roster
 from pier_node.site.journal import Journal, PairJournal
 from pier_node.site.membership import Joined, pairs_of_two, rounds_of_all
@@ -51,6 +53,22 @@ def test_rounds_of_all_remember_what_binds_them(tmp_path: Path, bound: Commitmen
         assert rounds.state is AT_REST
 
     run(main())
+
+
+@pytest.mark.parametrize("left", [0, 1, 20, 100, None])
+def test_a_state_without_its_proof_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, left: int | None) -> None:
+    """Whatever became of the file of proofs: it is empty, cut off or as it was (None)."""
+    path, statements = tmp_path / PROOFS_FILE, PlainStatements("a")
+    Proofs(path).add([alone(outer_state(["a"], round=4), b"base", statements)])
+    path.write_bytes(path.read_bytes()[:left])
+
+    async def main() -> None:
+        site = joined(config(), Network(1, CALM).join("a"), tmp_path)
+        rounds_of_all(replace(site, proofs=Proofs(path)), nowhere, TinyLayout().length, AT_REST)
+
+    run(main())
+    told = f"{path} is damaged, it does not reach round 4: this site cannot prove to newcomers"
+    assert (told in caplog.text) == (left is not None)
 
 
 def test_pairs_remember_their_doubts(tmp_path: Path) -> None:

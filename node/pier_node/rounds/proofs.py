@@ -256,11 +256,6 @@ class Proofs:
                 entries.pop()
             entries.append(_Entry(_proven(link), offset, size))
             end = offset + size
-        if _is_damaged(data[end:]):
-            log.warning(
-                "%s is damaged: this site cannot prove to newcomers what was committed before its next round",
-                self._path,
-            )
         self._kept = _Kept(file, entries, end)
 
     def _migrate(self, earlier: Path) -> None:
@@ -293,11 +288,6 @@ def _links(data: bytes) -> Iterator[tuple[Link, int, int]]:
             return
         yield Link.FromString(record), start, size
         start += size
-
-
-def _is_damaged(rest: bytes) -> bool:
-    """Whether the bytes after the last complete record are more than a record that a crash cut off."""
-    return len(rest) >= _HEAD.size and _HEAD.size + _HEAD.unpack_from(rest)[0] <= len(rest)
 
 
 TIMEOUT = 10.0

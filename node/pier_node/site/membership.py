@@ -25,7 +25,7 @@ from pier_node.rounds.folder import SiteRecord
 from pier_node.rounds.means import Means
 from pier_node.rounds.member import Rounds
 from pier_node.rounds.progress import Progress
-from pier_node.rounds.proofs import Proofs, Trust, Trusted
+from pier_node.rounds.proofs import PROOFS_FILE, Proofs, Trust, Trusted
 from pier_node.rounds.roster import Roster
 from pier_node.rounds.statements import Statements
 from pier_node.site.journal import Journal, PairJournal
@@ -143,7 +143,14 @@ def rounds_of_all(site: Joined, keep: Keep, length: int, state: OuterState, mean
     """
     config, carrier = site.config, site.carrier
     piped = config.pipeline.stages > 1
-    alike = piped or config.outer.algorithm == "noloco"
+    in_pairs = config.outer.algorithm == "noloco" and not piped
+    alike = piped or in_pairs
+    if state.round > site.proofs.newest and not in_pairs:  # a round's proof is on disk before its state is
+        log.warning(
+            "%s is damaged, it does not reach round %d: this site cannot prove to newcomers what was committed before "
+            "its next round",
+            *(site.settings.folder / PROOFS_FILE, state.round),
+        )
     one_each = ONE_RESULT if piped else ONE_EACH
     tools = Tools(
         carrier=carrier,
