@@ -1,11 +1,43 @@
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from pier_node.base.http import has_other_origin, is_from_elsewhere, is_known
+from pier_node.base.http import has_other_origin, is_from_elsewhere, is_known, make_runner
+
+JUNK = [
+    b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n",
+    b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(100),
+    b"POST /read HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+]
+
+
+@pytest.mark.parametrize("sent", [*JUNK, b"GET /fail HTTP/1.1\r\nHost: a\r\n\r\n"])
+async def test_only_an_error_of_ours_is_logged(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(_request: web.Request) -> web.Response:
+        raise RuntimeError
+
+    async def read(request: web.Request) -> web.Response:
+        return web.Response(text=await request.text())
+
+    app = web.Application()
+    app.add_routes([web.get("/fail", fail), web.post("/read", read)])
+    runner = make_runner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
+    writer.write(sent)
+    answer = await reader.readline()
+    writer.close()
+    await runner.cleanup()
+    fails = sent not in JUNK
+    assert (b" 500 " if fails else b" 400 ") in answer
+    assert ("Traceback" in caplog.text) == fails
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:7720", "[::1]:7720", "localhost", "LOCALHOST:80", "10.0.0.3"])

@@ -32,7 +32,7 @@ from pier_coordinator.store.sites import WITNESS
 from pier_coordinator.store.store import Store, unusable
 from pier_node.base.address import format_address, local_url, parse_address
 from pier_node.base.errors import PierError
-from pier_node.base.http import GOODBYE
+from pier_node.base.http import GOODBYE, make_runner
 from pier_node.base.log import log_to
 from pier_node.base.tasks import until_stopped
 from pier_node.commands.init import Wanted, missing_tokenizer
@@ -191,7 +191,7 @@ def _health(board: ReadModel) -> Callable[[], dict[str, object]]:
 async def _serve(stack: AsyncExitStack, app: web.Application, address: str, option: str) -> str:
     """Serve an application at HOST:PORT; return its URL. Raises PierError, which names the option to change."""
     host, port = parse_address(address)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=GOODBYE)
+    runner = make_runner(app, shutdown_timeout=GOODBYE)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     try:

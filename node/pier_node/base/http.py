@@ -7,11 +7,14 @@ it were ours. It cannot choose the Host header that the browser sends, so we ans
 from __future__ import annotations
 
 import ipaddress
+import logging
 import socket
 from collections.abc import Collection
+from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 GOODBYE = 2.0
@@ -24,6 +27,16 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+
+
+def make_runner(app: web.Application, **options: Any) -> web.AppRunner:
+    """What serves an application. It logs no requests, nor what is not HTTP: anyone can send that, in any amount."""
+    logging.getLogger("aiohttp.server").addFilter(_is_error_here)
+    return web.AppRunner(app, access_log=None, **options)
+
+
+def _is_error_here(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 async def add_headers(_request: web.Request, answer: web.StreamResponse) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from pier_node.base.address import format_address, local_url, parse_address
 from pier_node.base.errors import PierError
-from pier_node.base.http import GOODBYE
+from pier_node.base.http import GOODBYE, make_runner
 from pier_node.base.log import log_to, print_as_is
 from pier_node.base.tasks import until_stopped
 from pier_node.base.units import amount
@@ -105,7 +105,7 @@ async def _serve(options: ServeOptions, console: Console) -> None:
     plugs = None if options.model else Plugs(asking, shelf_of(options))
     host, port = parse_address(options.listen, PORT)
     app = make_app(asking, plugs)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=GOODBYE, handler_cancellation=True)
+    runner = make_runner(app, shutdown_timeout=GOODBYE, handler_cancellation=True)
     await runner.setup()
     try:
         await asking.load()  # so that whoever reaches the port is answered

@@ -24,7 +24,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
 from pier_node.base.errors import PierError
-from pier_node.base.http import under_known_names
+from pier_node.base.http import make_runner, under_known_names
 from pier_node.config.run import RunConfig
 from pier_node.engine.program import RunView
 from pier_node.gossip.pair_rounds import PairRounds
@@ -373,7 +373,7 @@ class StatusServer:
         app.add_routes(
             [web.get("/healthz", self._healthz), web.get("/status", self._json), web.get("/metrics", self._metrics)]
         )
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = make_runner(app)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", port)
         try:
