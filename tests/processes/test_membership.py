@@ -11,6 +11,7 @@ import pytest
 from processes.run import ENDLESS, Found, Run, held
 from processes.site import Site
 
+from bench.ports import free_port
 from pier_node.wire.transport import Transport
 
 pytestmark = pytest.mark.processes
@@ -138,4 +139,19 @@ def test_a_site_goes_on_with_its_folder_alone(found: Found) -> None:
     second.start()
     second.rejoin()
     assert second.status()["address"] == second.address
+    run.stop()
+
+
+def test_a_new_address_is_noted_as_soon_as_it_is_known(found: Found) -> None:
+    """If this site moves next, the other cannot find it: it has to find the other."""
+    run = found(2, **TABLES)
+    run.start()
+    first, second = run.sites
+    first.reach(1)
+    assert second.stop() == 0
+    address = f"127.0.0.1:{free_port()}"
+    second.command = [second.command[0], "start", "--data", str(second.folder), "--listen", address]
+    second.start()
+    first.wait("hears of it", lambda: [it["address"] for it in first.status().get("peers", ())] == [address])
+    first.wait("notes it", lambda: address in (first.folder / "site.json").read_text(), within=3.0)
     run.stop()

@@ -57,7 +57,7 @@ FOLLOW_SECONDS = 30.0
 HELLO_SECONDS = 15.0
 """Seconds between two rounds of hellos, which synchronise rosters."""
 REMEMBER = 0.1
-"""Seconds between two notes of new peers, at least."""
+"""Seconds between two notes of new peers or addresses, at least."""
 
 log = logging.getLogger(__name__)
 
@@ -327,11 +327,15 @@ class Entrance:
             self._try_to_save_record()
 
     async def _remember_peers(self) -> None:
-        """Write down new peers at once: a site that is killed and back knows where every member is reached."""
+        """Write down new peers and addresses at once: a site that is killed and back knows where to reach them all."""
         while True:
-            await self.roster.changed.until(lambda: len(self.roster.known()) > len(self._record.peers))
+            await self.roster.changed.until(self._has_new_addresses)
             self._try_to_save_record()
             await asyncio.sleep(REMEMBER)
+
+    def _has_new_addresses(self) -> bool:
+        noted = {node: address for node, _, address, *_ in self._record.peers}
+        return any(noted.get(site.node) != site.address for site in self.roster.known())
 
     def _try_to_save_record(self) -> None:
         try:
