@@ -360,6 +360,20 @@ async def test_hello_spreads_to_everybody(tmp_path: Path) -> None:
         assert {len(each[1].contacts) for each in (a, b, c)} == {2}
 
 
+async def test_a_site_whose_folder_was_copied_hears_of_the_copy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with site(tmp_path, "a") as a, site(tmp_path, "b") as b, site(tmp_path, "a") as copy:
+        await a.reception.introduce([b.me.address])
+        assert "copy" not in caplog.text
+        sign_entry(copy.me, Signer(Identity.load_or_create(tmp_path / "a"), CONFIG.hash()), version=2)
+        await copy.reception.introduce([b.me.address])
+        assert "copy" not in caplog.text, "the newer one cannot know"
+        for _ in range(2):
+            await a.reception.introduce([b.me.address])
+        assert caplog.text.count(f"others know this site at {copy.me.address}, which is not its address") == 1
+
+
 async def test_a_roster_is_sent_again_only_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with site(tmp_path, "a") as a, site(tmp_path, "b") as b, site(tmp_path, "c") as c:
         greet, rosters = b.carrier.greet, list[list[str]]()

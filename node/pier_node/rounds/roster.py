@@ -126,6 +126,7 @@ class Roster:
         self.contacts: dict[str, Contact] = {}
         self.barred: set[str] = set()
         self.forgotten = 0
+        self._copy_told = False
         self._members: frozenset[str] = frozenset()
         self._silent = asyncio.Semaphore(2 * SILENT_DIALS)
         self._telling: asyncio.Task[None] | None = None
@@ -156,7 +157,10 @@ class Roster:
         new = []
         for site in sites:
             known = self.contacts.get(site.node)
-            if not site.address or site.node in self.barred or site.node == self._carrier.node:
+            if site.node == self._carrier.node:
+                self._tell_of_copy(site)
+                continue
+            if not site.address or site.node in self.barred:
                 continue
             if known is not None and site.version <= known.site.version:
                 continue
@@ -168,6 +172,18 @@ class Roster:
             if self._take(site, told_by) is not None:
                 new.append(site)
         return new
+
+    def _tell_of_copy(self, entry: Site) -> None:
+        """Log, once, that others know this site by a newer entry than its own, which only its key can sign."""
+        mine = self._pulse().site
+        newer = entry.version > mine.version and entry.address != mine.address
+        if newer and not self._copy_told and self._is_proper(entry):
+            self._copy_told = True
+            log.error(
+                "others know this site at %s, which is not its address: does a copy of its data folder run there? Stop "
+                "one of the two, and delete its folder: copies vote twice, and are all put out of the run for that",
+                entry.address,
+            )
 
     def has(self, sites: Iterable[Site]) -> bool:
         """Whether this roster has all of these entries or newer ones; of barred sites it needs none."""
