@@ -98,6 +98,18 @@ def test_a_site_whose_folder_is_deleted_says_so_and_ends(found: Found) -> None:
     assert "was deleted or moved while this site ran" in " ".join(site.output.split())
 
 
+def test_what_ends_a_site_is_said_though_its_folder_cannot_be_tidied(found: Found) -> None:
+    site = found(1, **LONG).sites[0]
+    site.start()
+    site.reach(1)
+    (site.folder / "daemon.json").unlink()
+    (site.folder / "daemon.json").mkdir()
+    shutil.rmtree(site.folder / "checkpoints")
+    (site.folder / "checkpoints").write_text("a file where states are written")
+    assert site.ended(20.0) == 1
+    assert "Error: cannot save a checkpoint in" in " ".join(site.output.split())
+
+
 def test_a_taken_port_is_named(found: Found) -> None:
     run = found(1)
     host, _, port = run.sites[0].address.rpartition(":")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -9,7 +11,16 @@ import pytest
 
 from pier_node.base.errors import PierError
 from pier_node.config.run import RunConfig
-from pier_node.rounds.folder import SITE_FILE, SiteRecord, claim, load_run, read_events, require_claimed, save_run
+from pier_node.rounds.folder import (
+    SITE_FILE,
+    SiteRecord,
+    claim,
+    load_run,
+    read_events,
+    require_claimed,
+    save_run,
+    unwritable,
+)
 from pier_proto.v1.peer_pb2 import Site
 
 PEER = Site(node="b" * 16, name="lab-b", address="10.0.0.2:7700", slot=1)
@@ -65,6 +76,11 @@ def test_a_folder_has_one_daemon(tmp_path: Path) -> None:
     with claim(tmp_path), pytest.raises(PierError, match="another pier-node runs in"):
         claim(tmp_path)
     claim(tmp_path).close()
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(errno.ENOSPC, "Free some space"), (errno.ENOTDIR, "Name a --data")])
+def test_what_helps_against_an_unwritable_folder_is_said(tmp_path: Path, number: int, remedy: str) -> None:
+    assert unwritable(tmp_path, OSError(number, os.strerror(number))).remedy.startswith(remedy)
 
 
 def test_a_daemon_notices_that_its_folder_is_gone_even_if_another_is_in_its_place(tmp_path: Path) -> None:

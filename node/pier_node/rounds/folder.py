@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -142,6 +143,8 @@ def require_claimed(folder: Path, lock: IO[bytes]) -> None:
 
 def unwritable(folder: Path, error: OSError) -> PierError:
     """The error for a data folder that cannot be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return durable.unwritable(str(error.filename or folder), error)
     return PierError(
         f"{error.filename or folder}: {error.strerror}",
         "Name a --data folder that this user can write, on a file system that is not read-only.",

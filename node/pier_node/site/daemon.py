@@ -12,8 +12,9 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from pier_node.base import durable
@@ -317,7 +318,7 @@ class Entrance:
             durable.replace(path, json.dumps(noted).encode())
         except OSError as error:
             raise unwritable(self.settings.folder, error) from error
-        stack.callback(path.unlink, missing_ok=True)
+        stack.callback(_remove, path)
 
     async def _greet(self, reception: Reception, peers: list[str]) -> None:
         """Repeat the hello to all known sites and to the given peers, some of which may not have answered at first."""
@@ -346,3 +347,9 @@ class Entrance:
     def _save_record(self) -> None:
         self._record = replace(self._record.with_peers(self.roster.known()), version=self._site.version)
         self._record.save(self.settings.folder)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, if that is possible: what ends this site is more important, and may be why it is not."""
+    with suppress(OSError):
+        path.unlink()
