@@ -2,13 +2,20 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
+from click.testing import Result
 from commands.conftest import CONFIG, save_round
 
 from pier_node.outer.schedule import total_rounds
-from pier_node.site.running import TAIL, last_event, on_disk
-from pier_node.site.running import start_command as go_on
+from pier_node.rounds.folder import SiteRecord
+from pier_node.site.running import TAIL, last_event, on_disk, start_command
+from pier_node.site.settings import Settings
+
+Call = Callable[..., Result]
 
 
 def test_the_newest_checkpoint_is_described(site: Path) -> None:
@@ -41,7 +48,24 @@ def test_a_run_without_a_checkpoint_and_a_folder_without_a_run(site: Path, tmp_p
 
 
 def test_a_command_can_be_pasted() -> None:
-    assert go_on(Path("my site")) == "pier-node start --data 'my site'"
+    assert start_command(Path("my site"), None) == "pier-node start --data 'my site'"
+
+
+@pytest.mark.parametrize(
+    ("given", "again"),
+    [
+        ({}, "pier-node start --data {}"),
+        ({"command": "torchrun train.py"}, "pier-node start --data {} --exec 'torchrun train.py'"),
+        ({"program_socket": Path("socket")}, "run your program again, with folder='{}'"),
+    ],
+    ids=["Pier's trainer", "exec", "a program that calls pier.join"],
+)
+def test_what_trains_at_a_site_is_part_of_what_continues_it(
+    site: Path, call: Call, given: dict[str, Any], again: str
+) -> None:
+    Settings(site, **given).noted(SiteRecord(founder=True, slot=1)).save(site)
+    assert on_disk(site)["command"] == again.format(site)
+    assert again.format(site) in " ".join(call("status", "--data", site).output.split()).replace("/ ", "/")
 
 
 def test_the_last_event_is_the_last_whole_line(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import errno
 import json
 import os
 import select
-import shlex
 import signal
 import sys
 import time
@@ -40,7 +39,7 @@ from pier_node.base.tasks import cancel_and_wait, when_stopped
 from pier_node.base.units import UNKNOWN, age, amount, count, number, percent, several, span
 from pier_node.engine.training_process import PROGRAM_VARIABLE
 from pier_node.rounds.folder import DAEMON_FILE, load_run, require_folder
-from pier_node.site.running import Running, Status, find_daemon, on_disk, start_command
+from pier_node.site.running import Running, Status, find_daemon, on_disk, start_command, to_continue
 from pier_node.site.settings import Settings
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -66,12 +65,13 @@ async def _run(settings: Settings, say: Callable[[str], None], lively: Console |
 
     daemon = Daemon(settings, say, sys.stdout.isatty(), check_machine)
     view = LiveView(lively, daemon.status) if lively else None
+    again = start_command(settings.folder, settings.program)
 
     def leave() -> None:
         if daemon.stopping:
             if view:
                 view.stop()
-            say(f"Left at once. To continue from the last checkpoint:\n\n  {_again(settings)}\n")
+            say(f"Left at once. To continue from the last checkpoint:\n\n  {again}\n")
             os._exit(130)
         say("Leaving the run; once more to leave at once.")
         daemon.stop()
@@ -83,19 +83,11 @@ async def _run(settings: Settings, say: Callable[[str], None], lively: Console |
         async with view.shown() if view else nullcontext():
             await daemon.run()
         if daemon.stopping and load_run(settings.folder):
-            say(f"The site has left the run. To continue:\n\n  {_again(settings)}\n")
+            say(f"The site has left the run. To continue:\n\n  {again}\n")
     except OSError as error:
         if error.errno not in FULL:
             raise
         raise unwritable(str(error.filename or settings.folder), error) from error
-
-
-def _again(settings: Settings) -> str:
-    """What continues the run."""
-    if settings.program_socket:
-        return f"run your program again, with folder={str(settings.folder)!r}"
-    command = f" --exec {shlex.quote(settings.command)}" if settings.command else ""
-    return start_command(settings.folder) + command
 
 
 def _when_ended(program: int, call: Callable[[], None]) -> None:
@@ -135,7 +127,7 @@ def stop(folder: Path, timeout: float) -> str:
         took = time.monotonic() - began
     if (folder / DAEMON_FILE).exists():
         return f"The daemon (process {running.pid}) died after {took:.1f} s without leaving the run{_clean_up(folder)}."
-    return f"The site has left the run and ended, in {took:.1f} s. To go on:\n\n  {start_command(folder)}\n"
+    return f"The site has left the run and ended, in {took:.1f} s. To continue:\n\n  {to_continue(folder)}\n"
 
 
 @contextmanager

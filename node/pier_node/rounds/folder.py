@@ -53,6 +53,7 @@ class SiteRecord:
         transport: how this site is connected to them.
         name: the site's name; it stays the same unless the site is told another.
         listen, advertise, dataset, shared_data: these stay likewise; see Settings.
+        program: the --exec that trains here; empty: a program that starts the daemon; None: Pier's trainer.
     """
 
     founder: bool
@@ -66,6 +67,7 @@ class SiteRecord:
     version: int = 0
     shared_data: bool = False
     founded_by: str = ""
+    program: str | None = None
 
     def with_peers(self, sites: Iterable[Site]) -> Self:
         """The same record with other peers."""

@@ -45,7 +45,7 @@ from pier_node.rounds.roster import Roster
 from pier_node.site.coordinator.link import Enrolment, Link, NoLease, Refused, Unreachable, enrol_patiently, patiently
 from pier_node.site.journal import Journal
 from pier_node.site.resume import no_weights
-from pier_node.site.running import start_command
+from pier_node.site.running import start_command, to_continue
 from pier_node.site.settings import Settings
 from pier_node.trainer.data.corpus import SiteData, check_data
 from pier_node.trainer.parallel import AUTO
@@ -417,15 +417,14 @@ def known_config(settings: Settings) -> RunConfig | None:
         raise PierError(
             f"{settings.folder} belongs to another run than {settings.run or 'the program founds'}: "
             f"{config_changes(stored.canonical(), given.canonical())}",
-            f"A run's configuration never changes. `{start_command(settings.folder)}` continues it; for another run, "
-            "choose another --data folder.",
+            f"A run's configuration never changes. To continue it: {to_continue(settings.folder)}\n"
+            "For another run, choose another --data folder.",
         )
     if not (stored or given or settings.peers):
         found = "Found one: `pier-node init`, then `pier-node start`"
         if RUN_TOML.exists():
-            found = (
-                f"Found the run of the {RUN_TOML} in this folder: `{start_command(settings.folder)} --run {RUN_TOML}`"
-            )
+            command = start_command(settings.folder, None)
+            found = f"Found the run of the {RUN_TOML} in this folder: `{command} --run {RUN_TOML}`"
         raise PierError(
             "this site does not know which run to join",
             f"{found}. Or join one with `pier-node start --peers "

@@ -20,7 +20,7 @@ import psutil
 from pier_node.base.errors import PierError
 from pier_node.base.processes import ticks_of
 from pier_node.config.presets import RUN_TOML
-from pier_node.rounds.folder import DAEMON_FILE, EVENTS_FILE, load_run, read_events
+from pier_node.rounds.folder import DAEMON_FILE, EVENTS_FILE, SiteRecord, load_run, read_events
 
 Status = dict[str, Any]
 
@@ -96,10 +96,10 @@ def on_disk(folder: Path) -> dict[str, Any]:
     Keys: `data`, `command`; `run`, `run_hash`, `rounds` if the folder belongs to a run; `round`, `digest`,
     `inner_step`, `tokens`, `age_seconds` if it holds a checkpoint.
     """
-    found: dict[str, Any] = {"data": str(folder), "command": start_command(folder)}
+    found: dict[str, Any] = {"data": str(folder), "command": to_continue(folder)}
     config = load_run(folder)
     if config is None:
-        return {**found, "command": f"{start_command(folder)} --run {RUN_TOML}"}
+        return {**found, "command": f"{start_command(folder, None)} --run {RUN_TOML}"}
     from pier_node.outer.schedule import total_rounds
     from pier_node.rounds.state_store import CHECKPOINTS, StateStore
 
@@ -122,6 +122,15 @@ def last_event(folder: Path) -> dict[str, Any]:
         return (read_events(file.read()) or [{}])[-1]
 
 
-def start_command(folder: Path) -> str:
-    """The command that continues a folder's run."""
-    return f"pier-node start --data {shlex.quote(str(folder))}"
+def to_continue(folder: Path) -> str:
+    """What continues a folder's run. Raises PierError."""
+    record = SiteRecord.load(folder)
+    return start_command(folder, record.program if record else None)
+
+
+def start_command(folder: Path, program: str | None) -> str:
+    """What starts a site: a command, or words where its owner's program does it. `program`: see SiteRecord."""
+    if program == "":
+        return f"run your program again, with folder={str(folder)!r}"
+    command = f"pier-node start --data {shlex.quote(str(folder))}"
+    return f"{command} --exec {shlex.quote(program)}" if program else command

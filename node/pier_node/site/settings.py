@@ -67,7 +67,12 @@ class Settings:
     @property
     def has_program(self) -> bool:
         """Whether a program of the site's owner trains, instead of Pier's own trainer."""
-        return bool(self.command or self.program_socket)
+        return self.program is not None
+
+    @property
+    def program(self) -> str | None:
+        """What trains here, as SiteRecord has it."""
+        return self.command if self.command or self.program_socket else None
 
     @property
     def faults(self) -> Faults:
@@ -86,6 +91,6 @@ class Settings:
         )
 
     def noted(self, record: SiteRecord) -> SiteRecord:
-        """The record, with the settings that `after` needs."""
+        """The record, with the settings that the next start needs."""
         noted = replace(record, listen=self.listen, advertise=self.advertise or "")
-        return replace(noted, dataset=self.data or "", shared_data=self.shared_data)
+        return replace(noted, dataset=self.data or "", shared_data=self.shared_data, program=self.program)
