@@ -24,7 +24,7 @@ def texts(tmp_path: Path) -> Path:
 
 def write_run(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "run.toml"
-    path.write_text(text)
+    path.write_text(f"[model]\ncontext = 16\n{text}")
     return path
 
 
@@ -58,7 +58,7 @@ def test_a_folder_may_have_any_letters_in_its_name(tmp_path: Path, texts: Path) 
 
 def test_a_broken_line_is_named_and_what_is_there_belongs_to_one_text(tmp_path: Path, texts: Path) -> None:
     (tmp_path / "some.jsonl").write_text('{"text": "one"}\n' * 30 + "broken\n")
-    run = write_run(tmp_path, f'[data]\nsource = "jsonl"\npath = "{tmp_path / "some.jsonl"}"\n')
+    run = write_run(tmp_path, f'[data]\nsource = "jsonl"\npath = "{tmp_path / "some.jsonl"}"\nvalidation = 0.5\n')
     failed = call(run, tmp_path / "out")
     assert failed.exit_code == 1
     assert "some.jsonl, line 31: not JSON" in failed.output
@@ -75,6 +75,15 @@ def test_what_a_full_disk_left_of_a_manifest_is_no_reason_to_refuse(tmp_path: Pa
     (tmp_path / "out" / "manifest.json.tmp").write_text("{")
     run = write_run(tmp_path, f'[data]\nsource = "text"\npath = "{texts}"\n')
     assert call(run, tmp_path / "out").exit_code == 0
+
+
+def test_text_that_no_run_could_use_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "few.txt").write_text("four")
+    run = write_run(tmp_path, f'[data]\nsource = "text"\npath = "{tmp_path / "few.txt"}"\n')
+    done = call(run, tmp_path / "out")
+    assert done.exit_code == 1
+    assert "the data to train on here has 5 tokens; one window of model.context = 16 needs 17" in done.output
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_something_else_is_refused(tmp_path: Path, texts: Path) -> None:

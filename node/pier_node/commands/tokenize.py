@@ -15,6 +15,7 @@ from pier_node.base.durable import Torn
 from pier_node.base.errors import PierError
 from pier_node.base.units import amount, count, several
 from pier_node.config.run import DataSection, load
+from pier_node.trainer.data.corpus import SiteData, check_data
 from pier_node.trainer.data.shards import MANIFEST, TokenManifest
 from pier_node.trainer.data.tokenizing import Text, Told, locked, tokenize, whole
 
@@ -30,9 +31,11 @@ def tokenize_run(run: Path, out: Path, dataset: str | None, processes: int) -> I
         processes: 0: one for every two cores, or none if the text is small.
 
     Raises:
-        PierError: the data cannot be read, or `out` has something else.
+        PierError: the data cannot be read, no site could train on it, or `out` has something else.
     """
-    data = load(run).data
+    config = load(run)
+    data = config.data
+    check_data(config, SiteData(path=dataset))
     parts = [(1.0, data)] if dataset else data.parts()
     lines = list[str]()
     for number, (weight, part) in enumerate(parts, 1):

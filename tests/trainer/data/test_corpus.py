@@ -415,7 +415,7 @@ def test_a_corpus_of_one_window_is_enough() -> None:
 @pytest.mark.parametrize(
     ("train", "validation", "problem", "remedy"),
     [
-        (CONTEXT, 100, r"this site's part .* has 8 tokens; one window of model\.context = 8 needs 9", "run.sites"),
+        (CONTEXT, 100, r"the data to train on here has 8 tokens; .*context = 8 needs 9", "run.sites"),
         (0, 100, r"has 0 tokens", "Add text"),
         (100, CONTEXT, r"the validation part of the data has 8 tokens; .* needs 9", "data.validation"),
     ],
@@ -447,7 +447,7 @@ def test_too_few_tokens_are_found_before_the_run(tmp_path: Path) -> None:
     data = {"source": "tokens", "path": str(tmp_path), "validation": 0.2}
     config = RunConfig.model_validate({"data": data, "model": {"context": 32}})
     check_data(config, SiteData(0, 4))
-    with pytest.raises(PierError, match="this site's part of the training data has 32 tokens"):
+    with pytest.raises(PierError, match="the data to train on here has 32 tokens"):
         check_data(config, SiteData(0, 5))
 
 
@@ -494,7 +494,7 @@ def test_validation_of_a_mixture_has_each_weights_fraction(sequences: int, weigh
 
 def test_a_source_that_is_too_small_is_named() -> None:
     small = Part(ids(0, 3), ids(0, 100), 0.5, "data.path = /small")
-    with pytest.raises(PierError, match=r"training data \(data\.path = /small\) has 3 tokens"):
+    with pytest.raises(PierError, match=r"data to train on here \(data\.path = /small\) has 3 tokens"):
         windows(corpus=Corpus((two_sources().parts[0], small)))
 
 

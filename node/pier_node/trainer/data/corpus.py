@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from pier_node.base.durable import Torn
 from pier_node.base.errors import PierError
+from pier_node.base.units import several
 from pier_node.config.run import DataSection, RunConfig
 from pier_node.trainer.data.shards import MANIFEST, Split, Stream, TokenFile, TokenManifest, count, foreign, opened
 from pier_node.trainer.data.sources import VALIDATION, find_entries, no_text
@@ -137,10 +138,10 @@ def require_window(train: int, validation: int, context: int, of: str) -> None:
     """Check that there are tokens enough for a window, of a source that `of` names. Raises PierError."""
     needs = f"one window of model.context = {context} needs {context + 1}"
     if train <= context:
-        problem = f"this site's part of the training data{of} has {train} tokens; {needs}"
+        problem = f"the data to train on here{of} has {several(train, 'token')}; {needs}"
         raise PierError(problem, "Add text, deal it to fewer sites (run.sites), or lower model.context.")
     if validation <= context:
-        problem = f"the validation part of the data{of} has {validation} tokens; {needs}"
+        problem = f"the validation part of the data{of} has {several(validation, 'token')}; {needs}"
         raise PierError(problem, "Add text, raise data.validation, or lower model.context.")
 
 
