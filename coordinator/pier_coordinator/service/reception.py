@@ -151,7 +151,7 @@ class Reception:
         """Enrol a site that calls with an invite's certificate (PEM). Raises Refused, BadMessage."""
         invite = self._of.invites.get(der(certificate))
         if invite is None:
-            raise Refused("the coordinator does not know this invite: ask the run's operator for a new one")
+            raise Refused("the coordinator does not know this invite")
         key = public_key(request.public_key)
         prove(key, request.proof, der(certificate))
         now = self._of.wall()

@@ -322,7 +322,7 @@ def use_invite(transaction: Transaction, invite: str, now: float, free: bool = F
     """Count a use, unless it is `free`; return the invite as it was before. Raises Refused: it is no longer open."""
     found = _invite(transaction, invite)
     if why := found.closed(now):
-        raise Refused(f"this invite {why}: ask the run's operator for a new one (pier-coordinator invite)")
+        raise Refused(f"this invite {why}")
     if not free:
         transaction.execute("UPDATE invites SET uses_left = uses_left - 1 WHERE id = ?", invite)
     return found
