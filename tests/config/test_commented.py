@@ -156,6 +156,10 @@ def test_what_follows_from_the_preset_the_algorithm_or_the_codec_can_be_left_to_
         assert RunConfig.model_validate(tomllib.loads(changed)) == RunConfig.model_validate(tables)
 
 
+def test_no_comment_sends_its_reader_to_the_source_code() -> None:
+    assert not re.findall(r"\S+\.py\b", run_toml())
+
+
 def test_lines_are_of_a_width_that_people_read() -> None:
     prose = [line for line in run_toml().splitlines() if line.startswith("# ")]
     assert max(len(line) for line in prose) <= 112

@@ -216,7 +216,8 @@ class SourceSection(Section):
     parquet: files in that format. hf: a data set of the `datasets` library, which is streamed. tokens: what
     `pier-node tokenize` has written, or files .npy or .bin (nanoGPT, llm.c)."""
     path: str = ""
-    """File or folder; with `builtin`, the name of a domain (trainer/data/sources.py); with `hf`, of a data set."""
+    """File or folder; with `builtin`, the name of a domain: topics, docstrings, network, formats, concurrency, numbers,
+    encodings or tools; with `hf`, the name of a data set."""
     text_field: str = "text"
     """Field (jsonl) or column (parquet, hf) that holds the text."""
     subset: Annotated[str, LATER] = ""
