@@ -157,6 +157,13 @@ async def test_a_command_that_may_end_is_not_started_again(play: Play) -> None:
     assert scene.log.read_text() == "here\n"
 
 
+async def test_a_command_that_ends_well_without_having_joined_is_told_so_at_once(play: Play) -> None:
+    scene = play("sh", "-c", "echo once")
+    error = await scene.error()
+    assert error.problem.startswith("the training program ended, with exit code 0, without having called pier.join")
+    assert scene.log.read_text() == "once\n"
+
+
 async def test_stopping_ends_what_ignores_sigterm_and_its_children(play: Play) -> None:
     scene = play(sys.executable, "-c", STUBBORN)
     child = psutil.Process(int(await scene.said(lambda text: text.endswith("\n"))))

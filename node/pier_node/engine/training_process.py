@@ -198,7 +198,7 @@ class TrainingProcess:
     ) -> None:
         self.command, self._socket, self._fail, self._may_end = command, socket, fail, may_end
         self.over = False
-        self._deaths, self._alive = 0, False
+        self._deaths, self._alive, self._came = 0, False, False
         self._child: Child | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -209,7 +209,7 @@ class TrainingProcess:
 
     def came(self) -> None:
         """What trains has connected."""
-        self._alive = True
+        self._alive = self._came = True
 
     def progressed(self) -> None:
         """It has finished inner steps: deaths before count no more."""
@@ -249,18 +249,24 @@ class TrainingProcess:
             except (OSError, ValueError) as error:
                 self._fail(_not_runnable(shlex.join(self.command.words), error))
                 return
-            self._alive = True
+            self._alive, self._came = True, False
             code = await self._child.wait()
             if self.over or (code == 0 and await self._may_end()):
                 return
             self.died()
-            if self._deaths > MAX_RESTARTS:
-                problem = f"the training program ends again and again (exit code {code})"
-                self._fail(self.command.explained(problem, shlex.join(self.command.words)))
+            if problem := self._no_use(code):
+                words = shlex.join(self.command.words)
+                self._fail(self.command.explained(problem, f"Its output may say why. It was started as: {words}"))
                 return
             again = f"the training program ended with exit code {code}; it is started again"
             log.warning(". ".join(filter(None, (again, self.command.last_words))))
             await asyncio.sleep(RESTART_SECONDS)
+
+    def _no_use(self, code: int) -> str:
+        """Why it is not started again; "": it is."""
+        if code == 0 and not self._came:
+            return "the training program ended, with exit code 0, without having called pier.join"
+        return f"the training program ends again and again (exit code {code})" if self._deaths > MAX_RESTARTS else ""
 
 
 async def end(child: Child, patience: float) -> None:
