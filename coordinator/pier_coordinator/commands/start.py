@@ -40,7 +40,7 @@ from pier_node.commands.init import init as write_run
 from pier_node.config.presets import TOKENIZER
 from pier_node.config.run import RunConfig, load
 from pier_node.wire import tokenizer
-from pier_node.wire.addresses import choose_address
+from pier_node.wire.addresses import choose_address, free_port
 
 log = logging.getLogger(__name__)
 
@@ -191,14 +191,9 @@ def _health(board: ReadModel) -> Callable[[], dict[str, object]]:
 async def _serve(stack: AsyncExitStack, app: web.Application, address: str, option: str) -> str:
     """Serve an application at HOST:PORT; return its URL. Raises PierError, which names the option to change."""
     host, port = parse_address(address)
+    free_port(host, port, option)
     runner = make_runner(app, shutdown_timeout=GOODBYE)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    try:
-        await web.TCPSite(runner, host, port).start()
-    except OSError as error:
-        raise PierError(
-            f"cannot show the page at {address}: {error.strerror}",
-            f"Choose another address with {option} HOST:PORT.",
-        ) from error
+    await web.TCPSite(runner, host, port).start()
     return local_url(host, runner.addresses[0][1])

@@ -26,9 +26,9 @@ from pier_coordinator.service.bounds import MESSAGE_BYTES, parse
 from pier_coordinator.service.reception import Reception
 from pier_coordinator.store.sites import Refused, Stranger, Superseded, TooFast, Unregistered, WrongClock
 from pier_node.base.address import format_address
-from pier_node.base.errors import PierError
 from pier_node.identity.certificates import Credentials, node_id_of_certificate
 from pier_node.identity.tls import Trust, caller_certificate, der
+from pier_node.wire.addresses import free_port
 from pier_node.wire.carrier import BadMessage
 from pier_node.wire.grpc.carrier import NO_PROBES, server_options
 from pier_node.wire.grpc.reasons import brief
@@ -144,11 +144,8 @@ class CoordinatorService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
             options=[*server_options(MESSAGE_BYTES), NO_PROBES], maximum_concurrent_rpcs=CALLS
         )
         self._server.add_generic_rpc_handlers((self,))
-        address = format_address(host, port)
-        try:
-            bound = self._trust.add_port(self._server, address)
-        except RuntimeError as error:
-            raise PierError(f"cannot listen on {address}", "Choose another address with --listen HOST:PORT.") from error
+        free_port(host, port)
+        bound = self._trust.add_port(self._server, format_address(host, port))
         await self._server.start()
         return bound
 

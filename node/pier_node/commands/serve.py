@@ -19,7 +19,7 @@ from pier_node.base.http import GOODBYE, make_runner
 from pier_node.base.log import log_to, print_as_is
 from pier_node.base.tasks import until_stopped
 from pier_node.base.units import amount
-from pier_node.experts.card import COLLECT
+from pier_node.experts.card import COLLECT, ENSEMBLE_FILE
 from pier_node.experts.mixture import Kind, rule
 from pier_node.experts.serving.app import make_app
 from pier_node.experts.serving.decoding import Lost, Pool
@@ -27,6 +27,7 @@ from pier_node.experts.serving.generation import Asking
 from pier_node.experts.serving.models import read_model, read_shelf
 from pier_node.experts.serving.plugging import Plugs, Shelf
 from pier_node.rounds.saved_model import pick_device
+from pier_node.wire.addresses import free_port
 
 PORT = 7720
 ENSEMBLE = Path("ensemble")
@@ -88,6 +89,11 @@ def open_models(options: ServeOptions) -> Asking:
                 f"{options.ensemble}: no such folder",
                 "Serve a model with --model DIR, or an ensemble with --experts DIR.",
             )
+        if not (options.ensemble / ENSEMBLE_FILE).exists() and (options.ensemble / "config.json").exists():
+            raise PierError(
+                f"{options.ensemble} is no ensemble: it has no {ENSEMBLE_FILE}",
+                f"It is a single model: give it as --model {options.ensemble}.",
+            )
         experts, tokenizer = shelf_of(options)()
         name = options.ensemble.resolve().name or "ensemble"
     pool = Pool(experts, int(options.memory * GB))
@@ -101,9 +107,10 @@ def shelf_of(options: ServeOptions) -> Shelf:
 
 
 async def _serve(options: ServeOptions, console: Console) -> None:
+    host, port = parse_address(options.listen, PORT)
+    free_port(host, port)
     asking = open_models(options)
     plugs = None if options.model else Plugs(asking, shelf_of(options))
-    host, port = parse_address(options.listen, PORT)
     app = make_app(asking, plugs)
     runner = make_runner(app, shutdown_timeout=GOODBYE, handler_cancellation=True)
     await runner.setup()
@@ -117,11 +124,6 @@ async def _serve(options: ServeOptions, console: Console) -> None:
             raise PierError(f"{options.model} cannot be loaded: {lost.__cause__}", "Copy the folder again.") from lost
         problem = f"{options.ensemble}: none of the experts can be loaded; the last: {lost.__cause__}"
         raise PierError(problem, COLLECT) from lost
-    except OSError as error:
-        raise PierError(
-            f"cannot listen at {options.listen}: {error.strerror}",
-            "Choose another address with --listen HOST:PORT.",
-        ) from error
     finally:
         await runner.cleanup()
         asking.close()

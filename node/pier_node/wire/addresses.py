@@ -87,20 +87,20 @@ def _route(text: str) -> Route:
     return route
 
 
-def free_port(host: str, port: int) -> int:
+def free_port(host: str, port: int, option: str = "--listen") -> int:
     """The port to listen on, once it is certain that this address can be listened on; 0: the system chooses one.
 
     Raises:
-        PierError: it cannot; the carriers' own errors do not say why.
+        PierError: it cannot, and `option` chooses another; the errors of gRPC and aiohttp say less.
     """
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
             return int(server.getsockname()[1])
     except OSError as error:
-        why, remedy = str(error.strerror).partition(" (")[0], "Choose another address with --listen HOST:PORT."
+        why, remedy = str(error.strerror).partition(" (")[0], f"Choose another address with {option} HOST:PORT."
         if error.errno == errno.EADDRINUSE:
             other = format_address(host, port + 1 if port < 65535 else port - 1)
-            remedy = f"Stop {_listener(port)}, or choose another port, for example --listen {other}."
+            remedy = f"Stop {_listener(port)}, or choose another port, for example {option} {other}."
         raise PierError(f"cannot listen on {format_address(host, port)}: {why}", remedy) from error
 
 

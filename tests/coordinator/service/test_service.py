@@ -344,7 +344,7 @@ async def test_silent_streams_of_a_site_leave_room_for_the_others_and_end(
 
 async def test_a_port_that_is_taken_is_an_error_that_says_so(run: Running) -> None:
     second = CoordinatorService(run.coordinator, credentials(OWN, TOKEN), AUTHORITY)
-    with pytest.raises(PierError, match=f"cannot listen on 127.0.0.1:{run.port}"):
+    with pytest.raises(PierError, match=f"cannot listen on 127.0.0.1:{run.port}: Address already in use"):
         await second.start("127.0.0.1", run.port)
 
 

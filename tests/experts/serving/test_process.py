@@ -109,10 +109,12 @@ def test_a_model_is_served_like_an_ensemble(folder: Path) -> None:
         assert server.process.wait(WAIT) == 0
 
 
-def test_an_ensemble_given_as_a_model_is_said(folder: Path) -> None:
-    words = [PROGRAM, "serve", "--model", str(folder)]
+@pytest.mark.parametrize(("given", "inside", "right"), [("--model", "", "--experts"), ("--experts", "e0", "--model")])
+def test_a_model_and_an_ensemble_are_told_apart(folder: Path, given: str, inside: str, right: str) -> None:
+    place = folder / inside
+    words = [PROGRAM, "serve", given, str(place), "--listen", "127.0.0.1:0"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT, check=False)
-    assert (done.returncode, f"--experts {folder}" in done.stderr) == (1, True)
+    assert (done.returncode, f"give it as {right} {place}" in done.stderr) == (1, True)
 
 
 def test_an_ensemble_none_of_whose_experts_is_whole_is_not_served(folder: Path) -> None:
@@ -130,4 +132,4 @@ def test_an_address_that_is_taken_is_said(server: Server, folder: Path) -> None:
     words = [PROGRAM, "serve", "--experts", str(folder), "--listen", f"127.0.0.1:{port}"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT, check=False)
     assert done.returncode == 1
-    assert f"cannot listen at 127.0.0.1:{port}" in done.stderr
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
