@@ -63,7 +63,7 @@ def test_a_model_folder_gives_what_was_exported(tmp_path: Path) -> None:
 def test_folders_without_a_model_are_said(site: Path, tmp_path: Path) -> None:
     with pytest.raises(PierError, match="belongs to no run yet"):
         site_config(tmp_path)
-    with pytest.raises(PierError, match="not an exported model"):
+    with pytest.raises(PierError, match="no model in Hugging Face's format"):
         exported_weights(site)
     (site / "checkpoints" / "round-00000003" / "checkpoint.json").unlink()
     with pytest.raises(PierError, match="has no checkpoint yet"):

@@ -98,7 +98,8 @@ def test_a_gpu_is_described_and_its_full_speed_told(monkeypatch: pytest.MonkeyPa
 
 def test_a_cpu_is_suspicious_where_there_is_a_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cpu = torch.device("cpu")
-    assert "CPU" in devices.describe(cpu, 1, bf16=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert devices.describe(cpu, 2, bf16=False) == "2 x CPU (1 thread each), fp32"
     assert devices.full_speed(cpu, 1, True, 1e9) == 0.0
     monkeypatch.setattr(devices, "DRIVER", tmp_path / "nvidiactl")
     monkeypatch.setattr(torch.version, "cuda", None)

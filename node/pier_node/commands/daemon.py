@@ -279,7 +279,7 @@ def _called(peer: Status) -> str:
 
 def _saved(found: dict[str, Any]) -> str:
     if "round" not in found:
-        return f"no checkpoint yet of {found['rounds']} rounds"
+        return f"no checkpoint yet of {several(found['rounds'], 'round')}"
     saved = f"round {found['round']} of {found['rounds']}, digest {found['digest'][:DIGITS]}"
     return f"{saved}, saved {age(found['age_seconds'])} ago"
 

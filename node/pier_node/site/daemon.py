@@ -22,6 +22,7 @@ from pier_node.base.errors import PierError
 from pier_node.base.processes import ticks_of
 from pier_node.base.tasks import Background, first_of
 from pier_node.base.toml import read_toml, validated
+from pier_node.base.units import several
 from pier_node.config.run import RunConfig
 from pier_node.engine.program import Program
 from pier_node.engine.training_process import Command
@@ -140,7 +141,7 @@ class Daemon:
         await run_work(site.training, joined.roster, joined.orders)
         if isinstance(site, Replica):
             await site.finish()
-        self._say(f"The run is finished: {total_rounds(joined.config)} rounds.")
+        self._say(f"The run is finished: {several(total_rounds(joined.config), 'round')}.")
         if isinstance(site, Replica):
             self._say(site.conclusion())
             await site.train_experts()

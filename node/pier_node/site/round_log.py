@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from pier_node.base.units import amount, count, percent, rate, seconds, span
+from pier_node.base.units import amount, count, percent, rate, seconds, several, span
 from pier_node.config.run import RunConfig
 from pier_node.engine.program import Program
 from pier_node.outer.layout import Layout
@@ -93,8 +93,9 @@ def _tell_rounds(config: RunConfig) -> None:
     together = bisect_left(range(1, rounds + 1), True, key=lambda it: plan_of(it).kind in (Kind.LOCAL, Kind.PAIR))
     alone = together if plan_of(1).kind is Kind.SOLO else 0
     log.info(
-        "run: %s rounds of up to %d steps%s; sites expected: %d",
-        *(count(rounds), max(plan_of(it).steps for it in (1, min(together + 1, rounds)))),
+        "run: %s of up to %s%s; sites expected: %d",
+        several(rounds, "round"),
+        several(max(plan_of(it).steps for it in (1, min(together + 1, rounds))), "step"),
         f", the first {alone} at one site alone (outer.start)" if alone and config.run.sites > 1 else "",
         config.run.sites,
     )

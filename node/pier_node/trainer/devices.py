@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from pier_node.base.errors import PierError
+from pier_node.base.units import several
 from pier_node.config.run import RunConfig
 from pier_node.engine import staging
 from pier_node.outer.layout import Layout
@@ -109,7 +110,7 @@ def describe(device: torch.device, workers: int, bf16: bool, compiled: bool = Fa
     """The devices of a site in words, such as "8 x NVIDIA H100 80GB HBM3 (79 GiB each), bf16, compiled"."""
     precision = ("bf16" if bf16 else "fp32") + (", compiled" if compiled else "")
     if device.type != "cuda":
-        return f"{workers} x CPU ({torch.get_num_threads()} threads each), {precision}"
+        return f"{workers} x CPU ({several(torch.get_num_threads(), 'thread')} each), {precision}"
     memory = torch.cuda.get_device_properties(device).total_memory
     return f"{workers} x {torch.cuda.get_device_name(device)} ({memory / 2**30:.0f} GiB each), {precision}"
 

@@ -460,4 +460,8 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError) as error:
-        raise PierError(f"{path}: not an exported model: {error}", "Write one with: pier-node export") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise PierError(
+            f"{path}: no model in Hugging Face's format: {why}",
+            "Name a folder with config.json, *.safetensors and tokenizer.json, as `pier-node export` writes one.",
+        ) from error
