@@ -169,7 +169,9 @@ class ReadModel:
         if site is not None:
             if fact.kind in ("site", "order"):
                 site.lasting = self.stamp
-            site.stamp, site.heard = self.stamp, max(site.heard, min(fact.time, self.now()))
+            site.stamp = self.stamp
+            if fact.kind not in ("order", "event"):  # these are about the site, and not from it
+                site.heard = max(site.heard, min(fact.time, self.now()))
             self._of_site(site, fact)
         self._tell(fact, site)
 
@@ -232,7 +234,9 @@ class ReadModel:
         if site.phase == "starting" and site.inner_step:
             site.phase = "training"
         for name in SITE_CURVES:
-            site.curves[name].add(when, number(body, name), self.stamp)
+            value = number(body, name)
+            unknown = name == "gradient_norm" and not value  # before its first step
+            site.curves[name].add(when, None if unknown else value, self.stamp)
         if self._state(site) in IDLE:  # its speed dates from when it was training
             return
         speed, loss = number(body, "tokens_per_second"), number(body, "loss")

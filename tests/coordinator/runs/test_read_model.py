@@ -54,6 +54,24 @@ def row(board: ReadModel, name: str) -> dict[str, Any]:
     return dict(found)
 
 
+@pytest.mark.parametrize("kind", ["order", "event"])
+def test_what_the_operator_or_the_coordinator_says_of_a_site_is_no_word_from_it(kind: Kind) -> None:
+    now = START
+    board = ReadModel(clock=lambda: now)
+    board.apply(Fact(START, "site", A, {"name": "lab-a"}))
+    now += 600
+    board.apply(Fact(now, kind, A, {"text": "stopped by the operator"}))
+    assert board.sites[A].heard == START
+
+
+def test_a_gradient_norm_that_was_not_measured_is_no_point_of_its_curve() -> None:
+    board = Replayed([Fact(START, "site", A, {"name": "lab-a"})])
+    for turn, norm in enumerate((0.0, 1.5)):
+        board.apply(Fact(START + 10 * turn, "sample", A, {"inner_step": turn, "gradient_norm": norm}))
+    (told,) = board.curves_of([A], 0).values()
+    assert told["gradient_norm"]["mean"] == [1.5]
+
+
 @given(st.lists(FACTS, max_size=40), st.lists(FACTS, max_size=20))
 def test_a_snapshot_replaces_the_facts_that_it_was_made_of(before: list[Fact], after: list[Fact]) -> None:
     whole, again = Replayed(), Replayed()
