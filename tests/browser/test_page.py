@@ -430,7 +430,15 @@ CONTRAST = """(() => {
 
 
 async def test_an_empty_run_says_that_nobody_has_come(chromium: Browser) -> None:
-    async with serving(ReadModel()) as address, looking(chromium, address) as look:
-        await expect(look.page.locator("#no-sites")).to_have_text("No site has come yet.")
+    board = ReadModel()
+    board.apply(Fact(1.0, "run", "", {"name": "atlantic", "sites": 3}))
+    async with serving(board) as address, looking(chromium, address) as look:
+        await expect(look.page.locator("#no-sites")).to_have_text(
+            "No site has come yet: pier-coordinator invite lets one in."
+        )
+        await expect(look.page.locator("#t-sites")).to_have_text("0 of 3")
+        for chart in ("#c-loss", "#c-validation", "#c-speed"):
+            await expect(look.page.locator(f"{chart} canvas")).to_be_hidden()
+            await expect(look.page.locator(f"{chart} .empty")).to_have_text("Nothing measured yet.")
         await expect(look.page.locator("#rounds-words")).to_have_text("No rounds yet.")
         assert look.errors == []

@@ -15,7 +15,8 @@ class Chart {
     const box = $(kind.box);
     this.canvas = make("div", { className: "plot-box" });
     this.keys = make("ul", { className: "keys" });
-    box.append(this.canvas, this.keys);
+    this.nothing = make("p", { className: "empty", textContent: "Nothing measured yet." });
+    box.append(this.nothing, this.canvas, this.keys);
     box.previousElementSibling.append(make("span", { className: "grow" }), this.button("CSV", () => saveCsv(this.title, this.axis, this.raw, this.names())),
       this.button("PNG", () => savePng(this.title, this.plot.ctx.canvas, this.lines)));
     this.canvas.setAttribute("role", "img");
@@ -38,6 +39,8 @@ class Chart {
   show(lines, axis, keep, again) {
     Object.assign(this, { lines, axis, raw: table(lines) });
     const data = keep ? table(lines.map((line) => ({ ...line, points: smoothed(line.points, keep) }))) : this.raw;
+    this.nothing.hidden = data[0].length > 0;
+    this.canvas.hidden = this.keys.hidden = !this.nothing.hidden;
     const built = [axis.key, ...this.names()].join("\n");
     if (again || built !== this.built || !this.plot) this.build(lines, data);
     else this.plot.setData(data);
@@ -55,7 +58,7 @@ class Chart {
     this.plot = new uPlot({
       width: this.canvas.clientWidth || 300,
       height: HEIGHT,
-      padding: [10, 16, 0, 0],
+      padding: [10, 30, 0, 0],
       legend: { show: false },
       cursor: { y: false, points: { size: 5 } },
       scales: { x: { time: this.axis.key === "time" }, y: this.fromZero ? { range: (_, __, most) => [0, 1.1 * (most || 1)] } : {} },

@@ -16,7 +16,7 @@ export function showHeader(state) {
   say($("t-perplexity"), totals.validation_loss === null ? "not measured yet" : `perplexity ${Math.exp(totals.validation_loss).toPrecision(3)}`);
   say($("t-loss"), fixed(totals.loss, 3));
   say($("t-steps"), `nats · step ${count(totals.inner_step)}`);
-  say($("t-sites"), `${count(totals.alive)} of ${count(totals.sites)}`);
+  say($("t-sites"), `${count(totals.alive)} of ${count(Math.max(totals.sites, run.sites ?? 0))}`);
   say($("t-expected"), totals.paused ? `there now, ${totals.paused === totals.alive ? "all" : count(totals.paused)} paused` : "there now");
   say($("t-sent"), bytes(totals.bytes_sent));
   say($("t-seconds"), totals.round_seconds ? `${seconds(totals.round_seconds)} a round` : "between sites");

@@ -65,7 +65,7 @@ export class SitesTable {
     visible.forEach((site, at) => this.fill(views[at], site, now(state)));
     order(this.table.tBodies[0], views.map((view) => view.row));
     $("no-sites").hidden = visible.length > 0;
-    say($("no-sites"), state.sites.size ? "No site is like that." : "No site has come yet.");
+    say($("no-sites"), state.sites.size ? "No site is like that." : "No site has come yet: pier-coordinator invite lets one in.");
   }
 
   found(sites) {
