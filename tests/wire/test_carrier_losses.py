@@ -132,7 +132,7 @@ async def test_stopping_ends_what_has_no_connection_yet(sites: Sites) -> None:
         ]
         loop = asyncio.get_running_loop()
         accepted = [await asyncio.wait_for(loop.sock_accept(silent), QUICK) for _ in ("questions", "streams")]
-        await asyncio.wait_for(alice.stop(), 2)
+        await asyncio.wait_for(alice.stop(), QUICK)
         done, pending = await asyncio.wait(work, timeout=QUICK)
         assert not pending
         assert {type(task.exception()) for task in done} == {PeerLost}

@@ -119,19 +119,21 @@ async def test_a_slow_puller_holds_the_giver_back_and_may_stop(pair: Pair) -> No
 
 async def test_a_stream_that_nobody_takes_is_ended(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     alice, bob = pair
-    ended = asyncio.Event()
+    first_taken, ended = asyncio.Event(), asyncio.Event()
 
     async def give(sender: str, request: FetchRequest) -> AsyncIterator[Chunk]:
         try:
             async for chunk in chunks(200):
                 yield chunk
+                await first_taken.wait()
         finally:
             ended.set()
 
-    monkeypatch.setattr(links, "TAKEN", 0.5)
     bob.serve_pull(give)
     stream = alice.pull(bob.node, FETCH)
     assert (await anext(stream)).offset == 0
+    monkeypatch.setattr(links, "TAKEN", 0.5)
+    first_taken.set()
     await asyncio.wait_for(ended.wait(), QUICK)
     with pytest.raises(PeerLost):
         async for _ in stream:

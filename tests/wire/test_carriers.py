@@ -27,6 +27,7 @@ from wire.sites import (
     take_all,
 )
 
+from pier_node.wire import links
 from pier_node.wire.carrier import (
     ABORT,
     BEAT,
@@ -42,6 +43,7 @@ from pier_node.wire.carrier import (
     PeerLost,
     PeerRefused,
 )
+from pier_node.wire.libp2p import server
 from pier_node.wire.links import SiteCarrier
 from pier_proto.v1.peer_pb2 import (
     AbortNotice,
@@ -60,9 +62,6 @@ from pier_proto.v1.peer_pb2 import (
 FETCH = FetchRequest(round=1, tensor="anchor", length=1)
 
 pytestmark = pytest.mark.usefixtures("no_complaints")
-
-FOUND_AGAIN = {"grpc": 1.5, "hivemind": 8.0}
-"""Seconds. p2pd dials again only after five when it has dialled by itself; see wire/libp2p/dial.py."""
 
 METHODS: list[tuple[Method[Any, Any], Message, Message]] = [
     (HELLO, HelloRequest(protocol=1, run_hash=RUN, site=samples.SITE), samples.HELLO_REPLY),
@@ -190,8 +189,7 @@ async def test_a_peer_that_comes_back_is_found_again(sites: Sites, tmp_path: Pat
     for _ in range(20):  # back off as far as it goes
         with pytest.raises(PeerLost):
             await alice.call(BOB.node, LEAVE, LEAVING, QUICK)
-    limit = asyncio.timeout(FOUND_AGAIN[sites.transport])
-    async with sites.listening(BOB, port=port_of(address), folder=tmp_path) as (bob, _), limit:
+    async with sites.listening(BOB, port=port_of(address), folder=tmp_path) as (bob, _), asyncio.timeout(QUICK):
         bob.serve(LEAVE, ack)
         while True:
             with suppress(PeerLost):
@@ -201,7 +199,10 @@ async def test_a_peer_that_comes_back_is_found_again(sites: Sites, tmp_path: Pat
     await alice.stop()
 
 
-async def test_stopping_is_quick_whatever_is_under_way(sites: Sites) -> None:
+async def test_stopping_is_quick_whatever_is_under_way(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (links, server):  # it does not wait for that
+        monkeypatch.setattr(module, "PATIENCE", 600.0)
+
     async def pull_all(carrier: SiteCarrier, peer: str) -> None:
         async for _ in carrier.pull(peer, FETCH):
             pass
@@ -222,7 +223,7 @@ async def test_stopping_is_quick_whatever_is_under_way(sites: Sites) -> None:
             asyncio.create_task(alice.call(bob.node, LEAVE, LEAVING, 60)),
         ]
         await alice.call(bob.node, BEAT, samples.PULSE, QUICK)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(QUICK):
             await bob.stop()
         done, pending = await asyncio.wait(work, timeout=QUICK)
         assert not pending

@@ -60,6 +60,10 @@ def test_idle_connections_are_kept_alive_from_both_ends() -> None:
         assert options["grpc.http2.max_pings_without_data"] == 0
 
 
+def test_a_peer_that_comes_back_is_looked_for_every_second() -> None:
+    assert int(CHANNEL["grpc.max_reconnect_backoff_ms"]) <= 1_000
+
+
 def test_no_peer_sends_too_many_pings() -> None:
     assert SERVER["grpc.http2.max_ping_strikes"] == 0
     assert SERVER["grpc.http2.min_ping_interval_without_data_ms"] < CHANNEL["grpc.keepalive_time_ms"]  # type: ignore[operator]

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 import pytest
+from simulation.virtual_time import run
 from wire.sites import ALICE, BOB, QUICK, RUN
 
-from pier_node.wire.carrier import PROTOCOL, BadMessage, PeerLost, PeerRefused
-from pier_node.wire.libp2p import stream
+from pier_node.wire.carrier import KEEPALIVE, PROTOCOL, BadMessage, PeerLost, PeerRefused
 from pier_node.wire.libp2p.stream import Kind, Stream, answer, ending, headers, held, opening
 from pier_node.wire.links import FROM, PROTOCOL_KEY, TO, CallMetadata
 from pier_node.wire.links import RUN as RUN_KEY
@@ -49,17 +50,33 @@ def test_what_is_no_text_is_shown_all_the_same() -> None:
     assert ending(Kind.FAILED, b"\xff\xfe", BOB.node).reason == "��"
 
 
-async def test_it_is_held_as_long_as_pings_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "KEEPALIVE", 0.05)
-    one, two = await line()
-    holding = asyncio.create_task(held(one))
-    for _ in range(3):
-        assert await asyncio.wait_for(two.receive(0), QUICK) == (Kind.PING, b"")
-        await two.send(Kind.PING)
-    assert not holding.done()
-    assert await asyncio.wait_for(holding, QUICK) == "the connection went silent"
-    one.close()
-    two.close()
+class Sending:
+    """Writes to a reader of this process."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self.write = reader.feed_data
+
+    def is_closing(self) -> bool:
+        return False
+
+    async def drain(self) -> None:
+        pass
+
+
+def test_it_is_held_as_long_as_pings_are_answered() -> None:
+    async def main() -> None:
+        here, there = asyncio.StreamReader(), asyncio.StreamReader()
+        ends: Any = (here, Sending(there)), (there, Sending(here))
+        one, two = (Stream(*end) for end in ends)
+        holding = asyncio.create_task(held(one))
+        for _ in range(3):
+            assert await two.receive(0) == (Kind.PING, b"")
+            await two.send(Kind.PING)
+        assert not holding.done()
+        assert await holding == "the connection went silent"
+        assert asyncio.get_running_loop().time() == pytest.approx(4 * KEEPALIVE)
+
+    run(main())
 
 
 async def test_its_end_is_seen_at_once() -> None:

@@ -117,8 +117,8 @@ def test_it_goes_with_its_parent() -> None:
     child = psutil.Process(int(parent.stdout.readline()))
     assert child.name() == "p2pd"
     parent.kill()
-    assert psutil.wait_procs([child], timeout=10)[1] == []
-    parent.wait(10)
+    assert psutil.wait_procs([child], timeout=QUICK)[1] == []
+    parent.wait(QUICK)
     parent.stdout.close()
     clear_up_after(parent.pid)
 
