@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,7 @@ class Scene:
         self.folder, self.program = folder, Program(folder / "socket", None)
         self.training: asyncio.Task[Done] | None = None
         self.logged: list[Logged] = []
+        self.steps: list[Progress] = []
 
     async def enter(self, patience: float, ranks: int = 1) -> tuple[Actor, Attached]:
         """A program that attaches, and is ready to train."""
@@ -126,7 +128,8 @@ class Scene:
         return actor, place
 
     def train(self) -> asyncio.Task[Done]:
-        self.training = asyncio.create_task(self.program.run(0, 100, 1, "weights", SharedVector(6)))
+        work = self.program.run(0, 100, 1, "weights", SharedVector(6), on_progress=self.steps.append)
+        self.training = asyncio.create_task(work)
         return self.training
 
 
@@ -149,13 +152,19 @@ async def steps(actor: Actor, count: int) -> int:
     return train.id
 
 
-async def test_a_program_that_falls_silent_after_quick_steps_ends_its_site_with_words(scene: Scene) -> None:
-    actor, place = await scene.enter(patience=0.2)
+async def test_a_program_that_falls_silent_after_quick_steps_ends_its_site_with_words(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    actor, place = await scene.enter(patience=60)
     row = enter(place.table, 1, 0)
     training = scene.train()
     await steps(actor, 12)
     row[STEPS] = 12
-    with pytest.raises(PierError, match=r"hangs: it has said nothing for 0 seconds, and it is in its step 13") as told:
+    await seen(lambda: len(scene.steps) == 12)
+    clock[0] = 61.0
+    with pytest.raises(PierError, match=r"hangs: it has said nothing for 60 seconds, and it is in its step 13") as told:
         await training
     assert "patience" in told.value.remedy
 
@@ -579,7 +588,10 @@ async def test_torn_moments_are_restored_before_the_steps_begin_again(
     assert "writing AdamW's moments" in caplog.text
 
 
-async def test_the_last_words_of_a_program_come_before_the_next_one(play: Play) -> None:
+async def test_the_last_words_of_a_program_come_before_the_next_one(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FOLLOW_SECONDS", 60.0)
     scene = play()
     old = await scene.start()
     answer = scene.ask()
