@@ -20,7 +20,7 @@ def main() -> None:
     stream = socket.socket(socket.AF_UNIX)
     stream.connect(os.environ[ENGINE_VARIABLE])
     lines = stream.makefile("rb")
-    stream.sendall(encode(Attach(VERSION, ["weight 2x3"], 8, "", 1, 0.2, [])))
+    stream.sendall(encode(Attach(VERSION, ["weight 2x3"], 8, "", 1, 2.0, [])))
     place = decode(lines.readline())
     assert isinstance(place, Attached)
     enter(place.table, 1, 0)
