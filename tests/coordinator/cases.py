@@ -51,6 +51,8 @@ TOKEN = Token(bytes(32), CONFIG.hash()[:16])
 OWN, ALICE, BOB, CAROL = (Identity(ec.derive_private_key(number, ec.SECP256R1())) for number in (1, 2, 3, 4))
 AUTHORITY = Authority(TOKEN, CONFIG.hash())
 STREAM = b"stream"
+PATIENCE = 60.0
+"""Seconds in which whatever takes milliseconds happens on a busy machine."""
 
 R = TypeVar("R", bound=Message)
 
@@ -138,7 +140,7 @@ class Caller:
 
     async def raw(self, method: str, request: bytes) -> bytes:
         call = self.channel.unary_unary(f"/{SERVICE}/{method}", None, None)
-        answer: bytes = await call(request, timeout=10)
+        answer: bytes = await call(request, timeout=PATIENCE)
         return answer
 
     async def _ask(self, method: str, request: Message, kind: type[R]) -> R:
@@ -155,7 +157,7 @@ class Caller:
     ) -> HeartbeatReply:
         request = HeartbeatRequest(lease=lease, pulse=pulse(site, **fields), order=1, paths=paths, revocations=knows)
         while True:
-            call = self.channel.stream_stream(f"/{SERVICE}/Heartbeat", None, None)(None, timeout=10)
+            call = self.channel.stream_stream(f"/{SERVICE}/Heartbeat", None, None)(None, timeout=PATIENCE)
             try:
                 await call.write(request.SerializeToString())
                 answer = await call.read()
@@ -172,7 +174,7 @@ class Caller:
 
     async def watch(self, lease: bytes) -> AsyncGenerator[Order]:
         call = self.channel.unary_stream(f"/{SERVICE}/Watch", None, None)
-        async for raw in call(WatchRequest(lease=lease).SerializeToString(), timeout=10):
+        async for raw in call(WatchRequest(lease=lease).SerializeToString(), timeout=PATIENCE):
             yield Order.FromString(raw)
 
 

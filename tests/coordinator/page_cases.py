@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from coordinator.cases import PATIENCE
 
 from pier_coordinator.page.access import Access
 from pier_coordinator.page.actions import Operator
@@ -94,7 +95,7 @@ class Events:
 
     async def next(self) -> dict[str, Any]:
         """The next one's data."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 key, _, value = (await self.line()).partition(": ")
                 if key == "id":

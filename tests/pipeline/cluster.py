@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
@@ -208,4 +209,4 @@ def _length(config: RunConfig) -> int:
 
 
 async def _searched(problem: Problem, seed: int, seconds: float, current: paths.Plan, stay: bool) -> paths.Plan:
-    return search(problem, seed, seconds, current if stay else None).plan
+    return search(problem, seed, seconds, current if stay else None, deadline=math.inf).plan

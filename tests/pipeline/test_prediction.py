@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +45,7 @@ async def planned(tables: Any, there: dict[str, Place]) -> tuple[IterationPlan, 
     told = list[tuple[Problem, Paths]]()
 
     async def searched(problem: Problem, seed: int, _seconds: float, current: Paths, stay: bool) -> Paths:
-        return search(problem, seed, 0.05, current if stay else None).plan
+        return search(problem, seed, 0.05, current if stay else None, deadline=math.inf).plan
 
     planner = Planner(tables, 1, 1000, lambda _, *found: told.append(found), searched)
     pulses = {node: Pulse(site=Site(node=node), place=place) for node, place in there.items()}

@@ -20,11 +20,18 @@ from pier_coordinator.commands.paths import MOST_LINES, Measured, with_averaging
 from pier_node.config.run import PipelineSection, load
 from pier_node.outer.layout import Layout
 from pier_node.pipeline.planner import build_problem
+from pier_node.pipeline.planning import search
 from pier_node.pipeline.planning.plan import plan_from_dict, violations
 from pier_node.pipeline.planning.problem import LONGEST, problem_to_json
 
 IT = problem(link_s=1.0)
 WORDS = ["paths", "plan", "--seconds", "0.1", "--problem"]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine, no search is cut short."""
+    monkeypatch.setattr(search, "PATIENCE", 6000)
 
 
 @pytest.fixture

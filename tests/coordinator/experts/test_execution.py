@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Never
 
 import pytest
-from coordinator.cases import ALICE, BOB, CAROL, Running, running
+from coordinator.cases import ALICE, BOB, CAROL, PATIENCE, Running, running
 from coordinator.expert_cases import DONE, accepted_job, accepted_plan, said
 from coordinator.played import Replayed
 from google.protobuf.json_format import ParseDict
@@ -414,7 +414,7 @@ async def while_planning(run: Running, change: Callable[[], Awaitable[Any]]) -> 
 
     def solved(*args: Any) -> Any:
         patch.undo()
-        asyncio.run_coroutine_threadsafe(_awaited(change), loop).result(10)
+        asyncio.run_coroutine_threadsafe(_awaited(change), loop).result(PATIENCE)
         return replanned(*args)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -558,7 +558,7 @@ async def test_a_plan_that_cannot_be_looked_at_does_not_end_the_coordinator(
 
         monkeypatch.setattr(run.coordinator.experts, "look", broken)
         watching = asyncio.create_task(run.coordinator.watch_over())
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(PATIENCE):
             await looks.acquire()
             await looks.acquire()
         watching.cancel()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from coordinator.cases import ALICE, AUTHORITY, BOB, CONFIG, OWN, TOKEN, Running, register_request
+from coordinator.cases import ALICE, AUTHORITY, BOB, CONFIG, OWN, PATIENCE, TOKEN, Running, register_request
 from coordinator.expert_cases import DONE, accepted_job, accepted_plan, said
 from coordinator.experts.test_execution import numbers, ordered, two_sites
 
@@ -45,13 +45,13 @@ async def given(link: Link, lease: bytes, raw: bytes, step: int, job: int, plan:
         for start in range(0, len(raw), PIECE):
             yield CheckpointPart(piece=raw[start : start + PIECE])
 
-    await link.give_checkpoint(parts(), 10.0)
+    await link.give_checkpoint(parts(), PATIENCE)
     return kept
 
 
 async def fetched(link: Link, lease: bytes, job: int) -> tuple[int, bytes]:
     request = FetchCheckpointRequest(lease=lease, plan=PLAN.id, job=job)
-    parts = [part async for part in link.fetch_checkpoint(request, 10.0)]
+    parts = [part async for part in link.fetch_checkpoint(request, PATIENCE)]
     return parts[0].checkpoint.step, b"".join(part.piece for part in parts)
 
 
@@ -63,7 +63,7 @@ async def test_a_lost_site_s_job_goes_on_elsewhere_from_the_checkpoint_that_it_g
     async with two_sites(tmp_path) as run:
         await run.coordinator.experts.accept(PLAN)
         link = link_of(run, ALICE)
-        lease = (await link.register(register_request(ALICE), 10.0)).lease
+        lease = (await link.register(register_request(ALICE), PATIENCE)).lease
         raw = checkpoint(tmp_path, 40)
         kept = await given(link, lease, raw, 40, job=2)
         await run.coordinator.experts.take(ALICE.node, [said(PLAN, ALICE.node, 2, step=50)])
@@ -71,7 +71,7 @@ async def test_a_lost_site_s_job_goes_on_elsewhere_from_the_checkpoint_that_it_g
     async with two_sites(tmp_path) as run:  # the coordinator was killed
         expert_run = run.coordinator.experts
         link = link_of(run, BOB)
-        lease = (await link.register(register_request(BOB), 10.0)).lease
+        lease = (await link.register(register_request(BOB), PATIENCE)).lease
         run.clock.now += LEASE_SECONDS + 1
         async with run.site(BOB) as bob:
             await bob.beat(BOB, lease)
@@ -98,7 +98,7 @@ async def test_a_chain_goes_on_elsewhere_behind_its_experts_that_are_done(tmp_pa
         expert_run = run.coordinator.experts
         await expert_run.accept(plan)
         link = link_of(run, ALICE)
-        lease = (await link.register(register_request(ALICE), 10.0)).lease
+        lease = (await link.register(register_request(ALICE), PATIENCE)).lease
         await expert_run.take(ALICE.node, [said(plan, ALICE.node, 0, **DONE)])
         last = await given(link, lease, checkpoint(tmp_path, 100), 100, 0, plan.id)
         kept = await given(link, lease, checkpoint(tmp_path, 30), 30, 1, plan.id)
@@ -122,7 +122,7 @@ async def test_a_checkpoint_is_taken_and_given_only_where_its_job_is(tmp_path: P
         expert_run = run.coordinator.experts
         await expert_run.accept(PLAN)
         link = link_of(run, ALICE)
-        lease = (await link.register(register_request(ALICE), 10.0)).lease
+        lease = (await link.register(register_request(ALICE), PATIENCE)).lease
         raw = checkpoint(tmp_path, 40)
         for job, plan, said_so in (
             (1, PLAN.id, "not trained by this site"),
@@ -166,7 +166,7 @@ async def test_what_does_not_say_which_checkpoint_it_is_is_refused(
     async with two_sites(tmp_path) as run:
         link = link_of(run, ALICE)
         with pytest.raises(RefusedThere, match=said_so):
-            await link.give_checkpoint(parts(), 10.0)
+            await link.give_checkpoint(parts(), PATIENCE)
         await link.close()
 
 

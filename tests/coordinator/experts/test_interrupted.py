@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from coordinator.cases import ALICE, OWN, TOKEN, Running, pulse, register_request
+from coordinator.cases import ALICE, OWN, PATIENCE, TOKEN, Running, pulse, register_request
 from coordinator.expert_cases import DONE, said, sheet
 from coordinator.experts.test_execution import two_sites
 from coordinator.experts.test_execution_checkpoints import PLAN, checkpoint
@@ -27,8 +27,6 @@ from pier_node.site.loop import Orders
 from pier_node.wire.files import PART
 from pier_proto.v1.coordinator_pb2 import Paths, RegisterRequest, ScoreSheet
 from pier_proto.v1.peer_pb2 import Pulse, Site
-
-PATIENCE = 60.0
 
 
 class Line:

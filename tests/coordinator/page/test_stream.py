@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from coordinator.cases import PATIENCE
 from coordinator.page_cases import serving, watching
 from coordinator.played import LABS, Played, Replayed, node, pulse
 
@@ -101,7 +102,7 @@ async def test_an_alert_comes_and_goes_without_a_fact() -> None:
 async def test_a_quiet_line_shows_that_it_is_still_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "HEARTBEAT", 0.02)
     monkeypatch.setattr(stream, "TICK", 60.0)
-    async with serving(board()) as address, watching(address) as events, asyncio.timeout(10):
+    async with serving(board()) as address, watching(address) as events, asyncio.timeout(PATIENCE):
         while await events.line() != ": still here":
             pass
 
@@ -116,7 +117,7 @@ async def test_too_many_who_watch_are_sent_away(monkeypatch: pytest.MonkeyPatch)
 
 async def test_the_server_stops_while_somebody_watches() -> None:
     made = board()
-    async with asyncio.timeout(10), aiohttp.ClientSession() as session:
+    async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as session:
         async with serving(made) as address:
             answer = await session.get(f"{address}/api/stream")
             await answer.content.readuntil(b"data")

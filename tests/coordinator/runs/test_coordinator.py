@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from coordinator.cases import ALICE, BOB, CAROL, CONFIG, NOW, Clock, Ticket, open_store, registration, running
+from coordinator.cases import ALICE, BOB, CAROL, CONFIG, NOW, PATIENCE, Clock, Ticket, open_store, registration, running
 
 from pier_coordinator.runs.coordinator import TIDY_SECONDS, Coordinator
 from pier_coordinator.runs.sites import LEASE_SECONDS
@@ -139,7 +139,7 @@ async def test_the_watch_notices_by_itself(tmp_path: Path) -> None:
     coordinator.registry.admit(coordinator.stands(await store.do(register, ALICE.node, registration(), 0.0)))
     clock.now = LEASE_SECONDS
     watch = asyncio.create_task(coordinator.watch_over())
-    await asyncio.wait_for(silent.wait(), 30)
+    await asyncio.wait_for(silent.wait(), PATIENCE)
     watch.cancel()
     await store.close()
 
@@ -155,7 +155,7 @@ async def test_the_database_is_tidied_also_when_the_clock_was_set_back(
     monkeypatch.setattr(store, "tidy", tidy)
     wall, clock = itertools.count(NOW, -3600.0), itertools.count(0.0, TIDY_SECONDS)
     watch = asyncio.create_task(Coordinator(store, CONFIG, wall.__next__, clock.__next__).watch_over())
-    await asyncio.wait_for(tidied.wait(), 30)
+    await asyncio.wait_for(tidied.wait(), PATIENCE)
     watch.cancel()
     await store.close()
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from coordinator.cases import ALICE, BOB, CONFIG, NOW, OWN, TOKEN, Running, pulse, register_request, running
+from coordinator.cases import ALICE, BOB, CONFIG, NOW, OWN, PATIENCE, TOKEN, Running, pulse, register_request, running
 
 from pier_coordinator.store.sites import InviteRow
 from pier_node.base.errors import PierError
@@ -17,8 +17,6 @@ from pier_node.identity.invite import Invite
 from pier_node.site.coordinator import link
 from pier_node.site.coordinator.link import Enrolment, Link, NoLease, Refused, Unreachable, enrol, enrol_patiently
 from pier_proto.v1.coordinator_pb2 import HeartbeatRequest, WatchRequest
-
-ANSWER = 10.0
 
 
 @pytest.fixture
@@ -38,40 +36,40 @@ def beat(lease: bytes) -> HeartbeatRequest:
 
 async def test_heartbeats_go_on_over_one_stream(run: Running) -> None:
     link = link_to(run.port)
-    lease = (await link.register(register_request(ALICE), ANSWER)).lease
+    lease = (await link.register(register_request(ALICE), PATIENCE)).lease
     for _ in range(3):
-        assert (await link.heartbeat(beat(lease), ANSWER)).order == 1
+        assert (await link.heartbeat(beat(lease), PATIENCE)).order == 1
     await run.coordinator.order("pause", [ALICE.node])
-    assert (await link.heartbeat(beat(lease), ANSWER)).order == 2
+    assert (await link.heartbeat(beat(lease), PATIENCE)).order == 2
     await link.close()
 
 
 async def test_a_lease_that_is_not_known_is_told_from_a_refusal(run: Running) -> None:
     link = link_to(run.port)
     with pytest.raises(NoLease):
-        await link.heartbeat(beat(b"forgotten"), ANSWER)
-    lease = (await link.register(register_request(ALICE), ANSWER)).lease
-    assert (await link.heartbeat(beat(lease), ANSWER)).order == 1, "the stream is begun anew"
+        await link.heartbeat(beat(b"forgotten"), PATIENCE)
+    lease = (await link.register(register_request(ALICE), PATIENCE)).lease
+    assert (await link.heartbeat(beat(lease), PATIENCE)).order == 1, "the stream is begun anew"
     await run.coordinator.revoke(ALICE.node)
     with pytest.raises(Refused, match="revoked"):
-        await link.heartbeat(beat(lease), ANSWER)
+        await link.heartbeat(beat(lease), PATIENCE)
     with pytest.raises(Refused, match="revoked"):
-        await link.register(register_request(ALICE), ANSWER)
+        await link.register(register_request(ALICE), PATIENCE)
     await link.close()
 
 
 async def test_a_wrong_clock_is_no_refusal_for_good(run: Running) -> None:
     link = link_to(run.port)
     with pytest.raises(Unreachable, match="your clock is 2 hours ahead of the coordinator's"):
-        await link.register(register_request(ALICE, time=NOW + 7200), ANSWER)
-    assert (await link.register(register_request(ALICE), ANSWER)).lease
+        await link.register(register_request(ALICE, time=NOW + 7200), PATIENCE)
+    assert (await link.register(register_request(ALICE), PATIENCE)).lease
     await link.close()
 
 
 async def test_a_stranger_is_refused(run: Running) -> None:
     link = Link(f"127.0.0.1:{run.port}", OWN.node, credentials(BOB, TOKEN))
     with pytest.raises(Refused, match="invite"):
-        await link.register(register_request(BOB), ANSWER)
+        await link.register(register_request(BOB), PATIENCE)
     await link.close()
 
 
@@ -79,16 +77,16 @@ async def test_a_coordinator_that_restarts_is_found_again(tmp_path: Path) -> Non
     async with running(tmp_path) as run:
         await run.let_in(ALICE)
         link, port = link_to(run.port), run.port
-        lease = (await link.register(register_request(ALICE), ANSWER)).lease
-        assert (await link.heartbeat(beat(lease), ANSWER)).order == 1
+        lease = (await link.register(register_request(ALICE), PATIENCE)).lease
+        assert (await link.heartbeat(beat(lease), PATIENCE)).order == 1
     for _ in range(2):
         with pytest.raises(Unreachable):
-            await link.heartbeat(beat(lease), ANSWER)
+            await link.heartbeat(beat(lease), PATIENCE)
     async with running(tmp_path, port=port):
         answered = False
         while not answered:  # it connects again within a second
             try:
-                answered = (await link.heartbeat(beat(lease), ANSWER)).order == 1
+                answered = (await link.heartbeat(beat(lease), PATIENCE)).order == 1
             except Unreachable:
                 continue
         await link.close()
@@ -97,7 +95,7 @@ async def test_a_coordinator_that_restarts_is_found_again(tmp_path: Path) -> Non
 async def test_nobody_there_and_nothing_said() -> None:
     link = link_to(1)
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
-        await link.register(register_request(ALICE), ANSWER)
+        await link.register(register_request(ALICE), PATIENCE)
     with pytest.raises(Unreachable):
         await link.heartbeat(beat(b"lease"), 0.0)
     with pytest.raises(Unreachable):
