@@ -10,7 +10,8 @@ import os
 import signal
 import tempfile
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -131,6 +132,28 @@ def pytest_timeout_set_timer() -> Generator[None, object, object]:
     seconds, _ = signal.getitimer(signal.ITIMER_REAL)
     signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
     return done
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, object, object]:
+    with _undisturbed():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_logreport() -> Generator[None, object, object]:
+    with _undisturbed():
+        return (yield)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Interrupt nothing meanwhile: an interrupt is meant for the test, and would end pytest."""
+    left = signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *left)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -26,6 +26,22 @@ async def test_a_task_that_is_always_busy():
 def test_the_next_one(): pass
 """
 
+REPORTED_SLOWLY = """
+import conftest, time, pytest
+
+conftest.AGAIN = 0.2
+
+@pytest.mark.timeout(1)
+def test_that_hangs(request):
+    represented = request.node.repr_failure
+    def slowly(error):
+        time.sleep(1)
+        return represented(error)
+    request.node.repr_failure = slowly
+    time.sleep(60)
+
+def test_the_next_one(): pass
+"""
 
 SLOW = """
 import pytest
@@ -69,3 +85,9 @@ def test_one_that_waits_for_ever_while_a_task_of_its_is_busy(tmp_path: Path) -> 
     assert done.returncode == 1
     assert "Failed: Timeout (>1.0s) from pytest-timeout." in done.stdout
     assert "1 failed, 1 passed" in done.stdout
+
+
+def test_one_whose_report_takes_long_on_a_busy_machine(tmp_path: Path) -> None:
+    """What interrupts a test again and again does not interrupt pytest."""
+    done = run(tmp_path, REPORTED_SLOWLY)
+    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
