@@ -402,7 +402,7 @@ class Measured:
         run_hash, proof = load(self._run.path).hash(), credentials(newcomer, self._run.token)
         carrier = GrpcCarrier(newcomer.node, run_hash, proof)
         carrier.introduce(site.node, site.address)
-        await carrier.call(site.node, DESCRIBE, StateRequest(), 10.0)
+        await carrier.call(site.node, DESCRIBE, StateRequest(), 60.0)
         await carrier.stop()
 
 
@@ -441,7 +441,7 @@ async def test_a_daemon_holds_what_is_said(
     ask_at = 4 if outer.get("overlap") else 2  # at the end nothing is under way that is not kept yet
     daemon = Measured(settings(run), run, meter, ask_at)
     try:
-        await asyncio.wait_for(daemon.run(monkeypatch), 60)
+        await asyncio.wait_for(daemon.run(monkeypatch), 300)
     finally:
         tracemalloc.stop()
     if outer.get("overlap"):  # what is there when a round is saved depends on how far the next one is

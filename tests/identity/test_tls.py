@@ -44,7 +44,7 @@ async def serving(listen: Callable[[grpc.aio.Server, str], int]) -> AsyncGenerat
 async def ask(address: str, node: str | None, own: Credentials | None) -> bytes:
     connection = channel(address, node, own, [("grpc.use_local_subchannel_pool", 1)])
     try:
-        answer: bytes = await connection.unary_unary("/any/Method", None, None)(b"", timeout=10)
+        answer: bytes = await connection.unary_unary("/any/Method", None, None)(b"", timeout=60)
     finally:
         await connection.close(None)
     return answer

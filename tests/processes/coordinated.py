@@ -14,7 +14,7 @@ from typing import Any
 from processes.place import HERE, Place
 from processes.program import ENVIRONMENT, Program
 from processes.run import CORPUS, tiny, toml
-from processes.site import Site, wait_until
+from processes.site import LEAVING, Site, wait_until
 
 from pier_node.wire.transport import Transport
 
@@ -46,7 +46,7 @@ class Coordinator(Program):
         """End it; returns the exit code."""
         assert self._process
         self.daemon.send_signal(number)
-        return self._process.wait(15.0)
+        return self._process.wait(LEAVING)
 
     def kill(self) -> None:
         """End it by force, if it runs."""
@@ -135,6 +135,6 @@ def polite(run: Coordinated) -> None:
     """Everybody ends when asked to."""
     run.say("stop")
     for site in run.sites:
-        assert site.ended(30.0) == 0
+        assert site.ended() == 0
     assert run.end(SIGTERM) == 0
     assert "Stopped; the sites train on" in run.output

@@ -33,7 +33,7 @@ class Place:
 
     def get(self, url: str) -> bytes:
         """What is at a URL of that place. Raises OSError."""
-        with urllib.request.urlopen(url, timeout=5.0) as answer:
+        with urllib.request.urlopen(url, timeout=30.0) as answer:
             return bytes(answer.read())
 
 

@@ -26,6 +26,8 @@ from pier_node.wire.transport import Transport
 PROGRAM = HERE.command("pier-node")[0]
 PATIENCE = 300.0
 """Seconds within which whatever is waited for happens, on a busy machine of two cores."""
+LEAVING = 60.0
+"""Seconds within which a program ends that is asked to, on such a machine."""
 LOOK = 0.02
 TEMPORARY = Path("/tmp")
 """Where a daemon keeps the socket of its workers."""
@@ -188,7 +190,7 @@ class Site(Program):
     def stop(self, number: Signals = SIGTERM) -> int:
         """Have it leave politely; returns the exit code."""
         self.send(number)
-        return self.ended(15.0)
+        return self.ended(LEAVING)
 
     def tail(self) -> str:
         """The end of what it and its workers printed."""

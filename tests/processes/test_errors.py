@@ -22,10 +22,10 @@ pytestmark = pytest.mark.processes
 LONG: dict[str, Any] = {"run": {"seed": 1}, "inner": {"total_steps": 100_000}}
 
 
-def refused(site: Site, *texts: str, within: float = 30.0) -> None:
+def refused(site: Site, *texts: str) -> None:
     """Start a site that must end with an error that says all this."""
     site.start()
-    assert site.ended(within) == 1
+    assert site.ended() == 1
     assert "Error: " in site.output
     for text in texts:
         assert text in " ".join(site.output.split())
@@ -94,7 +94,7 @@ def test_a_site_whose_folder_is_deleted_says_so_and_ends(found: Found) -> None:
     site.start()
     site.reach(1)
     shutil.rmtree(site.folder, ignore_errors=True)
-    assert site.ended(20.0) == 1
+    assert site.ended() == 1
     assert "was deleted or moved while this site ran" in " ".join(site.output.split())
 
 
@@ -128,7 +128,7 @@ def test_a_newcomer_whose_workers_cannot_start_says_so_though_it_waits_for_the_s
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so: cannot open shared object file')")
     places = os.pathsep.join((str(tmp_path), ENVIRONMENT.get("PYTHONPATH", "")))
     newcomer.command = ["env", f"PYTHONPATH={places}", *newcomer.command]
-    refused(newcomer, "the training program ends again and again", "libcudart.so: cannot open", within=60.0)
+    refused(newcomer, "the training program ends again and again", "libcudart.so: cannot open")
     assert "one site makes the run's start alone" in newcomer.output
     assert founder.stop() == 0
 
@@ -142,7 +142,7 @@ def test_until_the_first_round_whatever_was_wrong_can_be_corrected(found: Found,
     small = tmp_path / "small.txt"
     small.write_text("line\n" * 100)
     short = Site(site.folder, "--run", str(run.path), "--dataset", str(small))
-    refused(short, "one window of model.context = 64 needs 65", "lower model.context", within=60.0)
+    refused(short, "one window of model.context = 64 needs 65", "lower model.context")
     run.path.write_text(run.path.read_text().replace("[model]", "[model]\ncontext = 32"))
     corrected = Site(site.folder, "--run", str(run.path), "--dataset", str(CORPUS))
     corrected.start()

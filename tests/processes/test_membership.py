@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from processes.run import ENDLESS, Found, Run, held
-from processes.site import Site
+from processes.site import LEAVING, Site
 
 from bench.ports import free_port
 from pier_node.wire.transport import Transport
@@ -44,7 +44,7 @@ def leaves(site: Site, others: list[Site]) -> None:
     for other in others:
         other.wait("hears the goodbye", partial(says, other, f"{site} has left"))
     with held(others):
-        assert site.ended(15.0) == 0
+        assert site.ended(LEAVING) == 0
 
 
 def nothing_was_lost(run: Run) -> None:

@@ -43,8 +43,7 @@ def test_nothing_is_left(found: Found, moment: str) -> None:
         site.be(moment)
     family, folders = site.family(), belongings(site)
     assert listens(site.address)
-    site.send(SIGINT)
-    assert site.ended(10.0) == 0
+    assert site.stop(SIGINT) == 0
     assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
     assert not listens(site.address)
     assert not (site.folder / "daemon.json").exists()
