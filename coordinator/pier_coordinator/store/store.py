@@ -46,6 +46,7 @@ class Store:
     def __init__(self, path: Path, told: Told) -> None:
         """Open or create it; `told` gets every fact once it is stored, in order. Raises PierError."""
         self._path, self._lock = path, _lock(path)
+        _require_kept(path)
         try:
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._connection.row_factory = sqlite3.Row
@@ -176,6 +177,17 @@ def _checkpoint(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for mode in ("PASSIVE", "TRUNCATE"):
             connection.execute(f"PRAGMA wal_checkpoint({mode})")
+
+
+def _require_kept(path: Path) -> None:
+    """Check that the database of a run that has begun is still there. Raises PierError."""
+    events = path.with_name(LOG_NAME)
+    if events.exists() and events.stat().st_size and not (path.exists() and path.stat().st_size):
+        raise PierError(
+            f"{path} is empty or gone, but {LOG_NAME} beside it is of a run that has begun",
+            "Restore it from a backup: with an empty one, every site of the run would be turned away, and end. Until "
+            "then the sites train on without the coordinator.",
+        )
 
 
 def _lock(path: Path) -> BinaryIO:

@@ -149,6 +149,21 @@ async def test_two_coordinators_cannot_have_one_database(store: Store, tmp_path:
         open_store(tmp_path)
 
 
+@pytest.mark.parametrize("left", [None, b""])
+async def test_an_empty_database_is_not_taken_for_that_of_a_run_that_has_begun(
+    tmp_path: Path, left: bytes | None
+) -> None:
+    """It would turn every site of the run away."""
+    store = open_store(tmp_path)
+    await let_in(store, ALICE.node)
+    await store.close()
+    (tmp_path / "run.db").unlink()
+    if left is not None:
+        (tmp_path / "run.db").write_bytes(left)
+    with pytest.raises(PierError, match=r"empty or gone.*\nRestore it from a backup"):
+        open_store(tmp_path)
+
+
 async def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.db").write_bytes(b"no database " * 1000)
     with pytest.raises(PierError, match=r"run\.db: file is not a database"):
