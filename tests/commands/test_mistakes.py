@@ -96,7 +96,7 @@ def test_another_configuration(here: Path, site: Path, refused: Refused) -> None
     told = refused("--run", here / "run.toml", "--data", site)
     assert f"{site} belongs to another run than {here / 'run.toml'}: " in told
     assert "run.toml: data." in told, "the first differences are named"
-    assert f"`pier-node start --data {site}` continues it" in told
+    assert f"To continue it: pier-node start --data {site}" in told
     token = Token.new(b"another configuration", "a" * 16)
     told = refused("--run", here / "run.toml", "--peers", "10.0.0.1", "--token", token, "--listen", "127.0.0.1:0")
     assert "the token is for run" in told

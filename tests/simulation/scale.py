@@ -96,6 +96,7 @@ async def _reach(cluster: Cluster, round: int) -> tuple[str, ...]:
         if cluster.errors:
             raise cluster.errors[0]
         await asyncio.sleep(1.0)
+    await asyncio.sleep(COMPUTE / 4)  # the last votes are on their way
     return cluster.furthest(cluster.names).members
 
 

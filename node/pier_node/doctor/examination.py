@@ -180,11 +180,6 @@ class Standpoint:
         addresses = dict.fromkeys(settings.peers, "")
         addresses |= {site.address: site.name for site in record.sites()} if record else {}
         addresses |= {peer["address"]: peer["name"] for peer in status.get("peers", [])}
-        if addresses and token is None and enrolment is None and not settings.insecure:
-            raise PierError(
-                f"there is no token in {settings.folder}",
-                "Give --token-file FILE, or PIER_TOKEN in the environment, or --insecure if the run is.",
-            )
         proof = credentials(identity, token) if token else None
         if enrolment and not settings.insecure:
             proof = enrolment.credentials(identity)
