@@ -281,7 +281,7 @@ def test_a_site_that_a_coordinator_let_in_needs_no_token(folder: Path) -> None:
 
 def test_a_folder_that_lost_its_token_is_said(folder: Path) -> None:
     (folder / "run.token").unlink()
-    with pytest.raises(PierError, match="run.token is gone") as error:
+    with pytest.raises(PierError, match=r"run\.token is gone") as error:
         Standpoint.of(Settings(folder))
     assert "--insecure" in error.value.remedy
     assert Standpoint.of(Settings(folder, insecure=True)).credentials is None
