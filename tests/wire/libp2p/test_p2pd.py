@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,20 @@ async def test_it_leaves_nothing_behind() -> None:
     await daemon.stop()
     assert not child.is_running()
     assert not home.exists()
+
+
+async def test_one_that_ends_just_as_its_time_is_up_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def too_late(ending: Coroutine[Any, Any, int], _seconds: float) -> int:
+        await ending
+        await asyncio.sleep(0.1)  # until asyncio, too, knows that it is gone
+        raise TimeoutError
+
+    daemon = P2pd(None, ASKING, nothing)
+    await daemon.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "wait_for", too_late)
+        await daemon.stop()
+    assert not children()
 
 
 async def test_whoever_is_there_first_hears_of_every_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,7 +238,8 @@ async def _terminate(process: asyncio.subprocess.Process) -> None:
     try:
         await asyncio.wait_for(process.wait(), STOP_SECONDS)
     except TimeoutError:
-        process.kill()
+        with suppress(ProcessLookupError):  # on a busy machine it may have ended in time, unnoticed
+            process.kill()
         await process.wait()
 
 
