@@ -7,7 +7,8 @@ Sites are real `pier-node start` in network namespaces (as root, on Linux), with
 workers that train the smallest model, one round a second. At each site, faults of all kinds (chaos_faults.py) happen
 at random times, `--mean` seconds apart on average, and may overlap: kills of all processes, of the daemon, of a
 worker, freezes, polite stops, cuts, slow links, full disks, jumps of the clock. In the end all faults are healed. With
-`--run witness`, the sites have a coordinator, which suffers the same.
+`--run witness`, the sites have a coordinator, which suffers the same; with `--run pipeline`, each holds half of the
+blocks, and a round is an iteration, which is empty if a site is lost in it.
 
 What must hold: no two sites ever committed different bits, or different token counts, after the same round; no site
 ended on its own, or with a traceback, or left anything behind; afterwards all sites commit rounds together, with no
