@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGKILL, SIGTERM
 from typing import Any, get_args
 
 import pytest
@@ -44,6 +44,27 @@ def test_a_coordinator_that_is_killed_loses_nothing_and_stops_nobody(tmp_path: P
             assert site.output.count("the coordinator does not answer; training continues without it") == 1
             assert site.output.count("the coordinator is back") == 1
         polite(run)
+
+
+def test_after_a_restart_the_page_of_a_run_that_is_over_shows_what_it_showed(tmp_path: Path) -> None:
+    with coordinated(tmp_path, 2) as run:
+        for site in run.sites:
+            assert site.ended() == 0
+        wait_until("all have left", lambda: str(run.facts()).count("has left") == len(run.sites))
+        wait_until("the page knows", lambda: {run.state(site) for site in run.sites} == {"done"})
+        before = run.get("/api/board")
+        assert run.end(SIGTERM) == 0
+        run.start()
+        after = run.get("/api/board")
+        for part in ("totals", "curves", "rounds", "samples", "links", "sites", "events"):
+            assert without(after[part], "stamp", "heard") == without(before[part], "stamp", "heard"), part
+
+
+def without(told: Any, *keys: str) -> Any:
+    """The same at any depth without these keys."""
+    if isinstance(told, dict):
+        return {key: without(value, *keys) for key, value in told.items() if key not in keys}
+    return [without(value, *keys) for value in told] if isinstance(told, list) else told
 
 
 def test_either_of_two_sites_goes_on_alone_with_the_vote_of_the_coordinator(tmp_path: Path) -> None:

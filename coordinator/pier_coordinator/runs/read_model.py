@@ -101,9 +101,11 @@ EVENTS = 500
 SAMPLES = 20
 """Samples of text that are kept."""
 POINTS = 480
+PLACES = ("inner_step", "tokens", "round")
+"""How far a site, or the run, has come."""
 CURVES = (
     *("loss", "gradient_norm", "tokens_per_second", "validation_loss", "learning_rate"),
-    *("inner_step", "tokens", "round"),
+    *PLACES,
 )
 """Curves of the whole run: the validation loss by round, the others by time. The last three also convert a time into
 steps, tokens and rounds."""
@@ -112,7 +114,8 @@ FEW_SITES = 24
 """Up to this number of sites, the page gets every link and shows every site's rounds."""
 
 INFO = 20
-PLAIN = ("run", "round", "moved", "_tokens", "_step", "_trained")
+TOLD_BY_ROUNDS = ("inner_step", "loss", "tokens", "bytes_sent")
+PLAIN = ("run", "round", "moved", "_told", "_trained")
 """Attributes of a board that a snapshot keeps as they are."""
 PART = 1000
 """Links in a part of a snapshot."""
@@ -145,7 +148,8 @@ class ReadModel:
         self.timeline = RoundTimings()
         self.curves = {name: Series(POINTS) for name in CURVES}
         self._config = config
-        self._tokens, self._step = 0.0, 0.0
+        self._told = dict.fromkeys(PLACES, 0.0)
+        """How far facts say that the run is. Curves are made of facts only: pulses are gone after a restart."""
         self.round = 0
         self.moved = 0.0
         self.problem = ""
@@ -195,51 +199,62 @@ class ReadModel:
                 site.activity = text(fact.body, "activity").lower().removeprefix("activity_")
                 site.assignment = text(fact.body, "assignment")
             case "event":
-                if text(fact.body, "state") == REVOKED:
-                    site.ending = REVOKED
-                    others = [it for it in self.sites.values() if it.ending != REVOKED]
-                    self.round = max((it.round for it in others), default=0)
-                    self._step = max((it.inner_step or 0 for it in others), default=0)
-                    self.links.revoke(site.node)
-                    self.pipeline.revoke(site.node, self.stamp)
-                    self._rest(site)
+                state = text(fact.body, "state")
+                if state == REVOKED:
+                    self._revoke(site)
+                if state:
+                    self._rest(site, fact.time)
                 site.dropped = max(site.dropped, whole(fact.body, "dropped") or 0)
 
     def _trains(self, when: float) -> None:
         first, last = self._trained or (when, when)
         self._trained = min(first, when), max(last, when)
 
+    def _revoke(self, site: Site) -> None:
+        site.ending = REVOKED
+        others = self._others()
+        self.round = max((it.round for it in others), default=0)
+        for key in ("inner_step", "round"):
+            self._told[key] = max((it.told.get(key, 0.0) for it in others), default=0.0)
+        self.links.revoke(site.node)
+        self.pipeline.revoke(site.node, self.stamp)
+
+    def _others(self) -> list[Site]:
+        return [it for it in self.sites.values() if it.ending != REVOKED]
+
     def _measured(self, site: Site, body: Mapping[str, Any]) -> None:
-        before, device = site.tokens or 0, site.device
+        device = site.device
         site.measured(body)
         if site.device != device:
             site.lasting = self.stamp
-        self._tokens += (site.tokens or 0) - before
-        self._step = max(self._step, site.inner_step or 0)
 
-    def _progress(self, when: float) -> None:
-        places = {"inner_step": self._step, "tokens": self._tokens, "round": self.round}
-        for name, place in {**places, "learning_rate": self._learning_rate()}.items():
-            self.curves[name].add(when, place, self.stamp)
+    def _progress(self, site: Site, when: float, body: Mapping[str, Any]) -> None:
+        for key in PLACES:
+            if (place := number(body, key)) is not None:
+                before, site.told[key] = site.told.get(key, 0.0), place
+                self._told[key] = self._told[key] + place - before if key == "tokens" else max(self._told[key], place)
+        for name, value in {**self._told, "learning_rate": self._learning_rate(self._told["inner_step"])}.items():
+            self.curves[name].add(when, value, self.stamp)
 
-    def _learning_rate(self) -> float | None:
-        """The inner learning rate of the newest step; None: it is not known, or a program's own."""
+    def _learning_rate(self, step: float) -> float | None:
+        """The inner learning rate after so many steps; None: it is not known, or a program's own."""
         if self._config is None or self._config.program is not None:
             return None
-        return learning_rate(max(0, int(self._step) - 1), self._config.inner)
+        return learning_rate(max(0, int(step) - 1), self._config.inner)
 
     def _sample(self, site: Site, when: float, body: Mapping[str, Any]) -> None:
         self._measured(site, body)
-        self._progress(when)
+        self._progress(site, when, body)
         if site.phase == "starting" and site.inner_step:
             site.phase = "training"
         for name in SITE_CURVES:
             value = number(body, name)
             unknown = name == "gradient_norm" and not value  # before its first step
             site.curves[name].add(when, None if unknown else value, self.stamp)
-        if self._state(site) in IDLE:  # its speed dates from when it was training
-            return
         speed, loss = number(body, "tokens_per_second"), number(body, "loss")
+        if speed == 0:  # it does not train: its loss dates from when it did
+            self._rest(site, when)
+            return
         if speed is not None:
             self._speeds.take(site.node, when, speed)
             self.curves["tokens_per_second"].add(when, self._speeds.sum, self.stamp)
@@ -250,14 +265,12 @@ class ReadModel:
             self._norms.take(site.node, when, norm)
             self.curves["gradient_norm"].add(when, self._norms.mean, self.stamp)
 
-    def _rest(self, site: Site) -> None:
-        """If a site no longer trains, take it out of the run's speed and loss."""
-        if self._state(site) not in IDLE:
-            return
+    def _rest(self, site: Site, when: float) -> None:
+        """Take a site that no longer trains out of the run's speed and loss."""
         self._losses.forget(site.node)
         self._norms.forget(site.node)
         if self._speeds.forget(site.node):
-            self.curves["tokens_per_second"].add(self.now(), self._speeds.sum, self.stamp)
+            self.curves["tokens_per_second"].add(when, self._speeds.sum, self.stamp)
 
     def _state(self, site: Site) -> str:
         return site.state(self.now(), self.started, self.run.get("rounds") or 0)
@@ -266,10 +279,10 @@ class ReadModel:
         segment = segment_of(when, body)
         if segment is None:
             return
-        known = {key: body[key] for key in ("loss", "tokens", "bytes_sent") if number(body, key) is not None}
+        known = {key: body[key] for key in TOLD_BY_ROUNDS if number(body, key) is not None}
         self._measured(site, known)
         self._reached(site, int(segment.round))
-        self._progress(when)
+        self._progress(site, when, body)
         site.segments.add(segment)
         self.timeline.add(site.node, segment, self.stamp)
         self._sampled(site.node, int(segment.round), text(body, "sample"))
@@ -292,7 +305,6 @@ class ReadModel:
         self.stamp += 1
         site.stamp, site.alive = self.stamp, alive
         if not alive:
-            self._rest(site)
             return
         offset = number(pulse, "offset")
         site.heard = self.now()
@@ -301,7 +313,6 @@ class ReadModel:
         self._measured(site, pulse)
         self.pipeline.pulse(node, pulse, self.stamp, self.now())
         self._reached(site, whole(pulse, "round"))
-        self._rest(site)
 
     def planned(self, experts: Mapping[str, Any] | None) -> None:
         """Take in the plan of experts and its progress, if there is one, as the coordinator gives them for the page."""
@@ -432,7 +443,6 @@ class ReadModel:
             if state != site.shown:
                 self.stamp += 1
                 site.shown, site.stamp = state, self.stamp
-                self._rest(site)
 
     def row(self, site: Site, since: int = 0) -> dict[str, Any]:
         """A site as a row of the page's table."""
@@ -444,14 +454,15 @@ class ReadModel:
         moving = [site for site in live if site.phase != "paused"]
         duration = self.round_seconds()
         left = max(0, (self.run.get("rounds") or 0) - self.round) if moving else 0
+        step = max((site.inner_step or 0 for site in self._others()), default=0)
         return {
             "round": self.round,
             "sites": len(self.known()),
             "alive": len(live),
             "paused": len(live) - len(moving),
-            "tokens": self._tokens,
-            "inner_step": self._step,
-            "learning_rate": rounded(self._learning_rate()),
+            "tokens": sum(site.tokens or 0 for site in self.sites.values()),
+            "inner_step": step,
+            "learning_rate": rounded(self._learning_rate(step)),
             "tokens_per_second": rounded(sum(site.speed or 0 for site in moving)),
             "loss": rounded(self._loss(live)),
             "validation_loss": rounded(self.curves["validation_loss"].last()),

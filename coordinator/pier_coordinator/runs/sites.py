@@ -54,6 +54,7 @@ class Site:
         dropped: number of records that it lost because it could not deliver them for too long.
         lines: the last lines of its log: when, level as of Python's logging, text.
         first_memory: memory in its first sample since it registered, in bytes.
+        told: how far its facts, not its pulses, say that it has come: inner step, tokens, round.
     """
 
     node: str
@@ -88,6 +89,7 @@ class Site:
     cpu: float | None = None
     gradient_norm: float | None = None
     shown: str = ""
+    told: dict[str, float] = field(default_factory=dict)
     curves: dict[str, Series] = field(
         default_factory=lambda: {name: Series(SITE_POINTS) for name in (*CURVES, "validation_loss")}
     )
@@ -296,8 +298,9 @@ class Registry:
         for presence in over:
             presence.alive = False
             left = presence.pulse is not None and presence.pulse.phase in _ENDING
-            said = f"{presence.name} has left" if left else f"{presence.name} is silent for {LEASE_SECONDS:.0f} s"
-            events.append(event(self._wall(), said, presence.node, level=20 if left else 30))
+            said = "has left" if left else f"is silent for {LEASE_SECONDS:.0f} s"
+            level, state = (20, "left") if left else (30, "silent")
+            events.append(event(self._wall(), f"{presence.name} {said}", presence.node, level, state))
         return events
 
 

@@ -175,6 +175,7 @@ FIELDS = rules.complete(
             "exchange": AMOUNT,
             "retry": AMOUNT,
             "steps": COUNT,
+            "inner_step": COUNT,
             "tokens": COUNT,
             "bytes_sent": COUNT,
             "loss": LOSS,

@@ -7,7 +7,7 @@ A fact is a row of the database and a line of the event log. The fields of its b
     site     name, address, transport, version, workers: a site has registered
     sample   inner_step, tokens, tokens_per_second, loss, utilisation, bytes_sent, memory, device, device_memory,
              mfu, cpu, gradient_norm
-    round    round, digest, members, compute, waiting, exchange, retry, steps, tokens, bytes_sent, loss,
+    round    round, digest, members, compute, waiting, exchange, retry, steps, inner_step, tokens, bytes_sent, loss,
              validation_loss, sample
     link     peer, round_trip, bandwidth, bytes_sent: measured from `node` to `peer`
     expert   plan, job, name, step, training_loss, tokens, flops, seconds, done, loss, parent_loss, standard_error,
@@ -15,7 +15,8 @@ A fact is a row of the database and a line of the event log. The fields of its b
     note     level, text: a message from the site; level is that of Python's logging
     order    epoch, activity, assignment: what the site shall do; text: the order in words, and who gave it
     event    level, text: what the coordinator noticed or the operator did; `node` is "" if it concerns no single site;
-             state: "revoked", if the site was revoked; dropped: number of records that the site has lost in total
+             state: "revoked", "silent" or "left", if the site is so from now on; dropped: number of records that the
+             site has lost in total
 
 protos/pier_proto/v1/coordinator.proto defines what the fields mean. A number that is not known is None.
 
@@ -116,9 +117,9 @@ def insert(connection: sqlite3.Connection, facts: Iterable[Fact]) -> None:
         connection.execute(f"INSERT INTO facts VALUES {values}", [*chain.from_iterable(some)])
 
 
-def event(now: float, text: str, node: str = "", level: int = 20) -> Fact:
+def event(now: float, text: str, node: str = "", level: int = 20, state: str = "") -> Fact:
     """An event that concerns a site, or none; `level` is that of Python's logging."""
-    return Fact(now, "event", node, {"level": level, "text": text})
+    return Fact(now, "event", node, {"level": level, "text": text, **({"state": state} if state else {})})
 
 
 def facts_after(connection: sqlite3.Connection, number: int) -> Iterator[Fact]:

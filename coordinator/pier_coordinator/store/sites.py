@@ -218,8 +218,7 @@ def revoke(transaction: Transaction, node: str, now: float) -> SiteRow:
     site = member(find(transaction, node), node)
     transaction.execute("UPDATE sites SET revoked_at = ?, gone = 1, lease = x'' WHERE node = ?", now, node)
     put_meta(transaction, REVOCATIONS, str(max(int(get_meta(transaction, REVOCATIONS) or 0) + 1, int(now * 1000))))
-    told = {"level": 30, "text": f"{site.name} was revoked", "state": "revoked"}
-    transaction.add([Fact(now, "event", node, told)])
+    transaction.add([event(now, f"{site.name} was revoked", node, level=30, state="revoked")])
     end_invite(transaction, site.invite, site.name, now)
     started = number_of(transaction.connection) or transaction.one("SELECT 1 FROM facts WHERE kind = 'round' LIMIT 1")
     if not started and get_meta(transaction, FOUNDER) == node:  # otherwise no site would ever begin the run

@@ -755,6 +755,7 @@ class Sample(_message.Message):
     tokens: _builtins.int
     """trained on since the start of the run"""
     tokens_per_second: _builtins.float
+    """0: the site does not train now"""
     loss: _builtins.float
     """nats a token; NaN: not known"""
     utilisation: _builtins.float
@@ -815,6 +816,7 @@ class RoundRecord(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     VALIDATION_LOSS_FIELD_NUMBER: _builtins.int
     SAMPLE_FIELD_NUMBER: _builtins.int
+    INNER_STEP_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     digest: _builtins.bytes
     compute: _builtins.float
@@ -835,6 +837,8 @@ class RoundRecord(_message.Message):
     """NaN: not measured in this round"""
     sample: _builtins.str
     """text that the model has written; "": none since the last round"""
+    inner_step: _builtins.int
+    """inner steps of the run that are done"""
     @_builtins.property
     def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -853,10 +857,11 @@ class RoundRecord(_message.Message):
         loss: _builtins.float = ...,
         validation_loss: _builtins.float = ...,
         sample: _builtins.str = ...,
+        inner_step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_sent", b"bytes_sent", "compute", b"compute", "digest", b"digest", "exchange", b"exchange", "loss", b"loss", "members", b"members", "retry", b"retry", "round", b"round", "sample", b"sample", "steps", b"steps", "tokens", b"tokens", "validation_loss", b"validation_loss", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_sent", b"bytes_sent", "compute", b"compute", "digest", b"digest", "exchange", b"exchange", "inner_step", b"inner_step", "loss", b"loss", "members", b"members", "retry", b"retry", "round", b"round", "sample", b"sample", "steps", b"steps", "tokens", b"tokens", "validation_loss", b"validation_loss", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -23,7 +23,7 @@ from pier_coordinator.runs.read_model import (
     ReadModel,
 )
 from pier_coordinator.runs.sites import LINES, SILENT_AFTER
-from pier_coordinator.store.facts import Fact, Kind
+from pier_coordinator.store.facts import Fact, Kind, event
 from pier_coordinator.store.snapshots import pack, unpack
 from pier_node.config.run import RunConfig
 
@@ -271,19 +271,22 @@ def test_who_is_paused_does_nothing_for_the_run() -> None:
 
 
 def revoke(board: ReadModel, now: float) -> None:
-    board.apply(Fact(now, "event", B, {"level": 30, "text": "lab-b was revoked", "state": "revoked"}))
+    board.apply(event(now, "lab-b was revoked", B, 30, "revoked"))
 
 
-def finish(board: ReadModel, _now: float) -> None:
+def finish(board: ReadModel, now: float) -> None:
     board.pulse(B, pulse(LABS[1], 7, phase="PHASE_DONE"), alive=True)
+    board.apply(Fact(now, "sample", B, {"tokens_per_second": 0.0}))
 
 
-def fall_silent(board: ReadModel, _now: float) -> None:
+def fall_silent(board: ReadModel, now: float) -> None:
     board.pulse(B, {}, alive=False)
+    board.apply(event(now, "lab-b is silent", B, 30, "silent"))
 
 
-def pause(board: ReadModel, _now: float) -> None:
+def pause(board: ReadModel, now: float) -> None:
     board.pulse(B, pulse(LABS[1], 7, phase="PHASE_PAUSED"), alive=True)
+    board.apply(Fact(now, "sample", B, {"tokens_per_second": 0.0}))
 
 
 @pytest.mark.parametrize("end", [revoke, finish, fall_silent, pause])
@@ -296,7 +299,6 @@ def test_who_trains_no_more_has_no_speed_and_the_run_has_one(end: Callable[[Read
     assert board.snapshot()["totals"]["tokens_per_second"] == LABS[0].speed + LABS[1].speed
     now += 10
     end(board, now)
-    board.apply(Fact(now, "sample", B, {"tokens_per_second": LABS[1].speed}))
     told = board.snapshot()
     assert {site["node"]: site["tokens_per_second"] for site in told["sites"]} == {A: LABS[0].speed, B: 0.0}
     assert told["totals"]["tokens_per_second"] == told["curves"]["tokens_per_second"]["mean"][-1] == LABS[0].speed
@@ -338,6 +340,32 @@ def test_after_a_restart_sites_get_time_to_come_back() -> None:
     assert board.snapshot()["sites"][0]["state"] == "training"
     now += SILENT_AFTER + 1
     assert board.snapshot()["sites"][0]["state"] == "silent"
+
+
+def test_after_a_restart_a_finished_run_is_shown_as_before() -> None:
+    now = START
+    live, again = (ReadModel(clock, RunConfig()) for clock in (lambda: now, lambda: START + 4000))
+    facts = [Fact(START, "run", "", {"rounds": 12})]
+    facts += [Fact(START + 1, "site", A, {"name": "lab-a"})]
+    facts += [Fact(START + 10 * it, "sample", A, {"inner_step": 280 * it, "tokens_per_second": 9.0}) for it in (1, 2)]
+    facts += [Fact(START + 22, "round", A, {"round": 12, "inner_step": 600, "tokens": 6000, "compute": 1.0})]
+    facts += [Fact(START + 23, "sample", A, {"inner_step": 600, "tokens": 6000, "tokens_per_second": 0.0})]
+    facts += [event(START + 38, "lab-a has left", A, 20, "left")]
+    for fact in facts:
+        now = fact.time
+        live.pulse(A, {"phase": "training", "round": 11, "inner_step": 590}, alive=True)
+        live.apply(fact)
+    live.pulse(A, {"phase": "done", "round": 12, "inner_step": 600, "tokens": 6000}, alive=True)
+    live.pulse(A, {}, alive=False)
+    for fact in facts:
+        again.apply(fact)
+    again.pulse(A, dict.fromkeys(pulse(LABS[0], 1)), alive=False)
+    before, after = live.snapshot(), again.snapshot()
+    assert after["totals"] == before["totals"]
+    assert after["totals"]["inner_step"] == 600
+    assert after["curves"] == before["curves"]
+    assert after["curves"]["tokens_per_second"]["x"] == [START + 10, START + 20, START + 23]
+    assert [site["state"] for site in after["sites"]] == [site["state"] for site in before["sites"]] == ["done"]
 
 
 def test_orders_and_a_revocation_are_shown() -> None:

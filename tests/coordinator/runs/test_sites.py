@@ -30,7 +30,7 @@ def test_a_lease_runs_out_once(registry: Registry, clock: Clock) -> None:
     clock.now = LEASE_SECONDS - 0.01
     assert registry.expire() == []
     clock.now = LEASE_SECONDS
-    assert registry.expire() == [event(NOW, "lab-a is silent for 15 s", ALICE.node, level=30)]
+    assert registry.expire() == [event(NOW, "lab-a is silent for 15 s", ALICE.node, 30, "silent")]
     assert registry.expire() == []
     assert not registry.holder(ALICE.node, b"one").alive
     assert not registry.is_here(ALICE.node)
@@ -86,7 +86,7 @@ def test_a_site_that_said_good_bye_is_not_called_silent(
 ) -> None:
     registry.beat(registry.holder(ALICE.node, b"one"), pulse(ALICE, phase), 1)
     clock.now = LEASE_SECONDS
-    assert registry.expire() == [event(NOW, "lab-a has left", ALICE.node)]
+    assert registry.expire() == [event(NOW, "lab-a has left", ALICE.node, state="left")]
 
 
 def test_a_lease_is_told_from_others(registry: Registry) -> None:

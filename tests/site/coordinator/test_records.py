@@ -15,6 +15,7 @@ from pier_node.outer.times import Times
 from pier_node.rounds.progress import Progress
 from pier_node.site.coordinator.records import BATCH, DEVICE, ENOUGH, LINE, Noting, Recorder, Reports, memory_held
 from pier_proto.v1.coordinator_pb2 import Record
+from pier_proto.v1.peer_pb2 import Phase
 
 NODE = "0a" * 8
 
@@ -51,13 +52,13 @@ def told(reports: Reports) -> list[Record]:
 
 
 def test_a_round_says_where_its_time_went() -> None:
-    progress, played = Progress(compute=10.0, waited=5.0), Played(contacts={"other": Contact(0.04)})
+    progress, played = Progress(inner_step=350, compute=10.0, waited=5.0), Played(contacts={"other": Contact(0.04)})
     writer, reports = recorder(progress, played)
     progress.compute, progress.waited, progress.times = 14.0, 8.0, Times(waiting=1.0, exchange=2.0)
     progress.validation_loss, progress.validated_round, progress.loss, played.sent = 3.5, 7, 3.0, 4 * ENOUGH
     writer.round(outer_state(["me", "other"], round=7))()
     one, link = told(reports)
-    assert (one.round.round, list(one.round.members)) == (7, ["me", "other"])
+    assert (one.round.round, list(one.round.members), one.round.inner_step) == (7, ["me", "other"], 350)
     assert (one.round.compute, one.round.waiting, one.round.exchange, one.round.retry) == (4.0, 1.0, 2.0, 0.0)
     assert (one.round.loss, one.round.validation_loss) == (3.0, 3.5)
     assert (link.link.peer, link.link.round_trip, link.link.bandwidth) == ("other", 0.04, 2.0 * ENOUGH)
@@ -86,6 +87,14 @@ def test_what_overlap_hides_is_not_shown_as_waiting() -> None:
     writer.round(outer_state(["me"], round=1))()
     (one,) = told(reports)
     assert (one.round.compute, one.round.waiting, one.round.exchange) == (4.0, 0.5, 0.5)
+
+
+def test_a_site_that_does_not_train_has_no_speed() -> None:
+    progress = Progress(phase=Phase.PHASE_TRAINING, tokens_per_second=800.0, inner_step=7)
+    writer, reports = recorder(progress, Played())
+    for progress.phase in (Phase.PHASE_TRAINING, Phase.PHASE_WAITING, Phase.PHASE_PAUSED, Phase.PHASE_DONE):
+        writer.sample(memory=1000)
+    assert [it.sample.tokens_per_second for it in told(reports)] == [800.0, 800.0, 0.0, 0.0]
 
 
 def test_the_next_round_counts_from_the_last_one() -> None:

@@ -388,8 +388,11 @@ class Coordination:
     async def sample(self) -> None:
         """Sample the training periodically until cancelled, and how busy the cores were since the last sample."""
         while True:
-            self.recorder.sample(await asyncio.to_thread(memory_held), psutil.cpu_percent(None) / 100)
+            await self._sample()
             await asyncio.sleep(SAMPLE)
+
+    async def _sample(self) -> None:
+        self.recorder.sample(await asyncio.to_thread(memory_held), psutil.cpu_percent(None) / 100)
 
     async def close(
         self,
@@ -397,7 +400,9 @@ class Coordination:
         error: BaseException | None = None,
         _trace: TracebackType | None = None,
     ) -> None:
-        """Send the remaining records and, if an error ends this site, a note of that error; then disconnect."""
+        """Send the remaining records, how the training stands in the end, and the error if one ends this site."""
+        if not self._starting:
+            await self._sample()
         if isinstance(error, PierError | OSError):
             self.recorder.note(logging.ERROR, f"pier-node ends here: {error}")
         logging.getLogger("pier_node").removeHandler(self._noting)

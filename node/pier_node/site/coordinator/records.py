@@ -21,6 +21,7 @@ from pier_node.rounds.progress import Progress
 from pier_node.rounds.roster import Roster
 from pier_node.wire.links import SiteCarrier
 from pier_proto.v1.coordinator_pb2 import LinkRecord, Note, Record, ReportRequest, RoundRecord, Sample
+from pier_proto.v1.peer_pb2 import Phase
 
 KEEP = 20_000
 """Records kept while the coordinator does not answer: about a day of samples and short rounds."""
@@ -79,6 +80,9 @@ DEVICE = 200
 ENOUGH = 1_000_000
 """Bytes that a round must send for a bandwidth estimate; with fewer, latency dominates the time."""
 
+AT_WORK = (Phase.PHASE_TRAINING, Phase.PHASE_WAITING)
+"""Phases of a site that trains; in others its speed is that of an earlier time."""
+
 
 def known(loss: float) -> float:
     """A loss as records have it: infinite ones, which the coordinator refuses, are not known either."""
@@ -117,6 +121,7 @@ class Recorder:
             exchange=times.exchange,
             retry=times.retry,
             steps=progress.steps,
+            inner_step=progress.inner_step,
             tokens=progress.tokens,
             bytes_sent=sent,
             loss=known(progress.loss),
@@ -147,7 +152,7 @@ class Recorder:
         record = Sample(
             inner_step=progress.inner_step,
             tokens=progress.tokens,
-            tokens_per_second=progress.tokens_per_second,
+            tokens_per_second=progress.tokens_per_second if progress.phase in AT_WORK else 0.0,
             loss=known(progress.loss),
             utilisation=progress.compute / busy if busy else math.nan,
             bytes_sent=self._carrier.bytes_sent(),
