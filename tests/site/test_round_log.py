@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from rounds.cases import outer_state
 
+from pier_node.base.units import rate
 from pier_node.config.run import RunConfig
 from pier_node.outer.times import Times
 from pier_node.rounds.progress import Progress
-from pier_node.site.round_log import RoundLog, prediction
+from pier_node.site.round_log import RoundLog, prediction, tell_start
 from pier_node.wire.probe import LinkSpeed
-from pier_proto.v1.peer_pb2 import Pulse
+from pier_proto.v1.peer_pb2 import ProbeReply, ProbeRequest, Pulse
 
 
 def test_a_round_of_two(caplog: pytest.LogCaptureFixture) -> None:
@@ -59,6 +60,22 @@ def test_what_the_model_writes_is_told_once_in_one_line(caplog: pytest.LogCaptur
         told.committed(outer_state(["a"], round=1))
         told.committed(outer_state(["a"], round=2))
     assert [line for line in caplog.messages if "committed" not in line] == ["the model writes: def main(): return 1"]
+
+
+async def test_a_link_is_measured_at_the_start_and_the_coordinator_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def call(_node: str, _method: str, request: ProbeRequest, _timeout: float) -> ProbeReply:
+        return ProbeReply(padding=bytes(request.reply_size))
+
+    carrier, roster, program, known = Mock(node="a", call=call), Mock(), {"step_tokens": 9, "tensors": ["w 2x3"]}, []
+    roster.changed.until = AsyncMock(side_effect=lambda met: met())
+    roster.participants.return_value = {"a": Pulse(), "b": Pulse()}
+    config = RunConfig.model_validate({"run": {"sites": 2}, "program": program})
+    with caplog.at_level(logging.INFO):
+        await tell_start(config, Mock(), Progress(), roster, carrier, lambda *link: known.append(link))
+    ((peer, bandwidth),) = known
+    assert peer == "b"
+    assert "link to b: " in caplog.text
+    assert f"{rate(bandwidth)} there" in caplog.text
 
 
 def test_what_a_link_predicts_is_told() -> None:

@@ -119,6 +119,11 @@ class Joined:
         self.roster.keep(state.members)
         return self.coordination.recorder.round(state, lines) if self.coordination else lambda: None
 
+    def measured(self, peer: str, bandwidth: float) -> None:
+        """Tell the coordinator, if there is one, of the bandwidth to another site, in bytes per second."""
+        if self.coordination:
+            self.coordination.recorder.link(peer, bandwidth)
+
     def leave_politely(self, stack: AsyncExitStack, rounds: Rounds | None) -> None:
         """When the stack is closed before the run is done, leave the run: see Leave."""
         leave = Leave(self.carrier, self.roster, rounds)

@@ -227,7 +227,7 @@ async def prepare(joined: Joined, program: Program | None, stack: AsyncExitStack
     if starting.done():
         await starting
     await catching_up
-    telling = tell_start(config, trainer, joined.progress, joined.roster, joined.carrier)
+    telling = tell_start(config, trainer, joined.progress, joined.roster, joined.carrier, joined.measured)
     stack.callback(asyncio.create_task(telling).cancel)
     if replica.rounds.state.round == 0 and config.inner.eval_every:
         await replica.training.validate(state)

@@ -30,10 +30,20 @@ RECENT = 20
 log = logging.getLogger(__name__)
 
 
-async def tell_start(config: RunConfig, trainer: Program, progress: Progress, roster: Roster, carrier: Carrier) -> None:
+async def tell_start(
+    config: RunConfig,
+    trainer: Program,
+    progress: Progress,
+    roster: Roster,
+    carrier: Carrier,
+    measured: Callable[[str, float], None],
+) -> None:
     """Log what the run is, how much data this site has, and what its link to another site predicts, once it is known.
 
     A program of the site's owner tells nothing of its data.
+
+    Args:
+        measured: takes the node id of that other site, and the bandwidth to it in bytes per second.
     """
     if config.program is None:
         await _tell_model(config, trainer)
@@ -52,6 +62,7 @@ async def tell_start(config: RunConfig, trainer: Program, progress: Progress, ro
     except PeerLost as lost:
         log.info("the link to %s could not be measured: %s", peer, lost.reason)
         return
+    measured(peer, link.up)
     log.info("%s", prediction(config, progress.tokens_per_second, peer, link))
 
 

@@ -72,6 +72,17 @@ def test_a_few_bytes_do_not_say_how_fast_a_line_is() -> None:
     assert [it.link.bandwidth for it in told(reports) if it.HasField("link")] == [0.0, ENOUGH / 2, 0.0]
 
 
+def test_a_line_that_was_measured_before_any_round_is_told() -> None:
+    played = Played(contacts={"other": Contact(0.04)})
+    writer, reports = recorder(Progress(times=Times(exchange=0.5)), played)
+    played.sent = 5 * ENOUGH
+    writer.link("other", 12.5e6)
+    writer.link("gone meanwhile", 12.5e6)
+    writer.round(outer_state(["me", "other"], round=1))()
+    links = [it.link for it in told(reports) if it.HasField("link")]
+    assert [(it.peer, it.round_trip, it.bandwidth) for it in links] == [("other", 0.04, 12.5e6), ("other", 0.04, 0.0)]
+
+
 def test_lines_that_are_known_are_told_as_they_are() -> None:
     progress, played = Progress(times=Times(exchange=2.0)), Played(4 * ENOUGH, {"b": Contact(0.04), "c": Contact(0.02)})
     writer, reports = recorder(progress, played)

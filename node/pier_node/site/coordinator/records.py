@@ -165,6 +165,12 @@ class Recorder:
         )
         self.reports.add(Record(time=time.time(), sample=record))
 
+    def link(self, peer: str, bandwidth: float) -> None:
+        """Record the bandwidth to another site, in bytes per second, as it was just measured apart from rounds."""
+        self._sent = self._carrier.bytes_sent()  # what that took was not sent in a round
+        if peer in self._roster.contacts:  # it may be gone meanwhile
+            self.reports.add(self._link(peer, bandwidth))
+
     def note(self, level: int, text: str) -> None:
         """Record something worth reading."""
         self.reports.add(Record(time=time.time(), note=Note(level=level, text=printable(text[:LINE]))))
