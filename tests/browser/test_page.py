@@ -224,6 +224,9 @@ async def test_charts_have_another_axis_are_smoothed_and_saved(chromium: Browser
             await page.get_by_label("Save Learning rate as PNG").click()
         picture = Image.open(await (await saving.value).path())
         assert picture.height > 220
+        board.apply(Fact(time.time(), "site", "late", {"name": "lab-bc"}))
+        keys = page.locator("#c-loss .keys li")
+        await expect(keys).to_have_text([re.compile(it) for it in ("mean", "=1", "lab-b", "lab-bc", "lab-c")])
         assert look.errors == []
 
 

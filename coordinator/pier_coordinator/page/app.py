@@ -119,7 +119,7 @@ class Api:
     async def nodes(self, _request: web.Request) -> web.Response:
         """The table of sites."""
         self._board.refresh()
-        rows = [self._board.row(site) for site in self._board.sites.values()]
+        rows = self._board.rows()
         return compressed({"sites": [public_site(row) for row in rows] if self._public else rows})
 
     async def events(self, request: web.Request) -> web.Response:

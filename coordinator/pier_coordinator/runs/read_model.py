@@ -9,6 +9,7 @@ which counts for one minute.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from bisect import insort
@@ -411,7 +412,7 @@ class ReadModel:
             "run": self.run,
             "config": self._config_shown() if since == 0 else None,
             "totals": self.totals(),
-            "sites": [self.row(site, since) for site in self.sites.values() if site.stamp > since],
+            "sites": self.rows(since),
             "events": self.events(since),
             "curves": {name: curve.points(since) for name, curve in self.curves.items()},
             "rounds": self.timeline.rows(since),
@@ -444,9 +445,10 @@ class ReadModel:
                 self.stamp += 1
                 site.shown, site.stamp = state, self.stamp
 
-    def row(self, site: Site, since: int = 0) -> dict[str, Any]:
-        """A site as a row of the page's table."""
-        return site.row(self.round, self.links.uplink(site.node), since)
+    def rows(self, since: int = 0) -> list[dict[str, Any]]:
+        """The sites that changed after a stamp as rows of the page's table, by name."""
+        changed = sorted((site for site in self.sites.values() if site.stamp > since), key=_by_name)
+        return [site.row(self.round, self.links.uplink(site.node), since) for site in changed]
 
     def totals(self) -> dict[str, Any]:
         """The totals of the run."""
@@ -515,7 +517,8 @@ class ReadModel:
 
     def rounds_of(self, first: int, last: int, nodes: Iterable[str] = ()) -> dict[str, Any]:
         """Rounds first .. last of the named sites, or of the busiest ones, and a text that says which site was slow."""
-        busy = {node: time for node, site in self.sites.items() if (time := site.segments.busy(first, last))}
+        named = sorted(self.sites.values(), key=_by_name)
+        busy = {site.node: time for site in named if (time := site.segments.busy(first, last))}
         busiest = [*busy] if len(busy) <= FEW_SITES else sorted(busy, key=lambda node: -busy[node])[:FEW_SITES]
         shown = [node for node in nodes if node in busy] or busiest
         others = [*busy][:: max(1, len(busy) // FEW_SITES)]  # to compare all would take too long
@@ -534,6 +537,11 @@ class ReadModel:
                 for node in shown
             ],
         }
+
+
+def _by_name(site: Site) -> list[str | int]:
+    """The key that puts lab-2 before lab-10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", site.name)]
 
 
 def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:

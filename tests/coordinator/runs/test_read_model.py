@@ -213,6 +213,15 @@ def test_rounds_are_told_site_by_site_and_in_words() -> None:
     assert retried[0][5] == 6.4
 
 
+def test_sites_come_by_name_in_whatever_order_they_joined() -> None:
+    board = Replayed()
+    for name in ("lab-10", "beta", "lab-2", "2"):
+        board.apply(Fact(START, "site", node(name), {"name": name}))
+        board.apply(Fact(START, "round", node(name), {"round": 1, "compute": 1.0}))
+    assert [site["name"] for site in board.snapshot()["sites"]] == ["2", "beta", "lab-2", "lab-10"]
+    assert [site["name"] for site in board.rounds_of(1, 1)["sites"]] == ["2", "beta", "lab-2", "lab-10"]
+
+
 def test_only_what_changed_is_told_again() -> None:
     board = played(rounds=10)
     seen = board.snapshot()["stamp"]
@@ -475,7 +484,7 @@ def test_a_norm_of_gradients_has_a_curve_if_sites_tell_it() -> None:
     for name, norm in (("lab-a", 0.5), ("lab-b", 1.5), ("lab-c", 0.0)):  # 0: an earlier version tells none
         board.apply(Fact(START, "sample", node(name), {"inner_step": 1, "gradient_norm": norm}))
     assert board.curves["gradient_norm"].means() == [0.75]
-    assert [row["gradient_norm"] for row in board.snapshot()["sites"]] == [0.5, 1.5, None]
+    assert [row(board, node(lab.name)[:12])["gradient_norm"] for lab in LABS] == [0.5, 1.5, None]
 
 
 def test_a_plan_of_experts_is_told_when_it_has_changed() -> None:

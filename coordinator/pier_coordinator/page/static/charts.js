@@ -5,7 +5,7 @@ import { saveCsv, savePng } from "./export.js";
 import { fixed, speed } from "./format.js";
 import { ask } from "./feed.js";
 import { Earlier } from "./earlier.js";
-import { inOrder, joined, nameOf } from "./store.js";
+import { byName, inOrder, joined, nameOf } from "./store.js";
 
 const HEIGHT = 220;
 
@@ -143,7 +143,7 @@ export class Charts {
     $("h-rate").closest("section").hidden = this.state.totals.learning_rate === null;
     $("h-norm").closest("section").hidden = !this.state.curves.gradient_norm?.size;
     for (const chart of this.charts) {
-      const nodes = chart.alone ? [] : this.chosen.nodes();
+      const nodes = chart.alone ? [] : byName(this.state, this.chosen.nodes());
       const all = { name: chart.all, colour: colour("text"), points: this.points(chart, axis, this.state.curves), now: this.state.totals[chart.curve] };
       chart.show([all, ...nodes.map((node) => this.line(chart, axis, node)), ...this.before(chart, axis)], axis, keep, again);
     }

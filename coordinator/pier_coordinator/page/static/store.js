@@ -45,4 +45,6 @@ export const inOrder = (map) => [...map.entries()].sort((one, other) => one[0] -
 // Seconds since the epoch by the coordinator's clock.
 export const now = (state) => state.now + (performance.now() - state.heardAt) / 1000;
 
+export const byName = (state, nodes) => [...nodes].sort((one, other) => nameOf(state, one).localeCompare(nameOf(state, other), "en", { numeric: true }));
+
 export const nameOf = (state, node) => state.sites.get(node)?.name ?? node.slice(0, 12);
