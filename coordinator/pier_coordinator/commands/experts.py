@@ -223,10 +223,10 @@ def _lack(job: Job, site: Site) -> str:
     return "is not available for long enough" if job.fits(site) else "may not see its text"
 
 
-COLUMNS = "domain", "size", "steps", "site", "done", "planned", "took", "before", "after", "±", "expert"
-LEGEND = (
-    "before, after: bits per byte of the parent and of the expert. refused: it is no better, and the parent stands in."
-)
+COLUMNS = "domain", "size", "steps", "site", "done", "expected", "took", "before", "after", "±", "expert"
+LEGEND = """\
+expected: with transfers, and at the speed that the site has shown if the coordinator has planned again since.
+before, after: bits per byte of the parent and of the expert. refused: it is no better, and the parent stands in."""
 
 
 def start(file: Path, folder: Path, as_json: bool, *, yes: bool, dry_run: bool) -> None:
@@ -308,7 +308,7 @@ def experts_table(rows: Sequence[dict[str, Any]]) -> Table:
             gate = Text("accepted", "green") if row["accepted"] else Text("refused", "yellow")
         losses = (number(row[key], 3) for key in ("parent_loss", "loss", "standard_error"))
         done = f"{100 * row['done'] / row['steps']:.0f} %"
-        times = span(row["planned_seconds"]), UNKNOWN if row["seconds"] is None else span(row["seconds"])
+        times = span(row["expected_seconds"]), UNKNOWN if row["seconds"] is None else span(row["seconds"])
         what = row["domain"], row["size"], str(row["steps"]), Text(row["site"] or "nobody")
         table.add_row(*what, done, *times, *losses, gate)
     return table

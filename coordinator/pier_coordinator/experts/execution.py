@@ -397,16 +397,16 @@ class PlanExecution:
     def _called(self, chains: Iterable[Chain]) -> str:
         return ", ".join(self._domain(each) for chain in chains for each in chain)
 
-    def _planned(self, job: Expert) -> tuple[str | None, float]:
-        """The name of the job's site, if it has one, and the predicted seconds at that site."""
+    def _expected(self, job: Expert) -> tuple[str | None, float]:
+        """The name of the job's site, if it has one, and the seconds that it is expected to take there."""
         name = self._name(job.node) if job.node in self._of.sites else None
         return name, self.expert_sites.seconds(job, self.expert_sites.labels().get(job.node, job.site))
 
     def _told(self, job: Expert) -> dict[str, Any]:
-        (site, planned), done = self._planned(job), job.steps_done(self.checkpoints.step(job.number))
+        (site, expected), done = self._expected(job), job.steps_done(self.checkpoints.step(job.number))
         told = {"domain": job.job.domain.name, "size": job.job.size, "steps": job.job.steps}
         place = {"number": job.number, "site": site, "done": done, "after": job.job.after}
-        return {**told, **place, "planned_seconds": planned, **(job.result or dict.fromkeys(RESULT))}
+        return {**told, **place, "expected_seconds": expected, **(job.result or dict.fromkeys(RESULT))}
 
     def _shown(self, job: Expert) -> dict[str, Any]:
         told, result = self._told(job), job.result or {}
@@ -416,7 +416,7 @@ class PlanExecution:
             "node": job.node,
             "site": told["site"] or "",
             "state": job.state,
-            "seconds": told["planned_seconds"],
+            "seconds": told["expected_seconds"],
             "loss": result.get("loss", in_training),
             "parent_loss": result.get("parent_loss"),
             "error": result.get("standard_error"),

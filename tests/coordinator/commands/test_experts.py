@@ -192,7 +192,7 @@ def test_a_file_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> None:
 
 MODEL = ModelSection.model_validate({"preset": "llama-tiny"})
 SEED = "ab" * 32
-ROW = {"size": "S", "steps": 100, "site": "lab-a", "after": -1, "planned_seconds": 9.0}
+ROW = {"size": "S", "steps": 100, "site": "lab-a", "after": -1, "expected_seconds": 9.0}
 
 
 class Played:
@@ -278,6 +278,7 @@ def test_status_shows_each_expert_and_whether_all_are_there(coordinator: Played)
     done = call_run("status")
     assert done.exit_code == 3
     assert "planned to take 90 s" in done.output
+    assert "expected: with transfers" in done.output
     topics, tools = (line for line in done.output.splitlines() if line.startswith("to"))
     told = "topics S 100 lab-a 100 % 9 s 9.5 s 2.250 2.100 0.010 refused"
     assert " ".join(topics.split()) == told
@@ -289,7 +290,7 @@ def test_status_fits_eighty_columns(coordinator: Played) -> None:
     result = {"name": "cd" * 16, "loss": 2.1, "parent_loss": 2.25, "standard_error": 0.01, "accepted": False}
     row = {**ROW, "number": 0, "domain": "d" * 64, "site": "s" * 40, "steps": 250_000, "done": 250_000}
     coordinator.known = {"plan": "e" * 32, "mode": "auto", "seconds": 90.0, "complete": True}
-    coordinator.known["experts"] = [{**row, "seconds": 25_000.0, "planned_seconds": 24_000.0, **result}]
+    coordinator.known["experts"] = [{**row, "seconds": 25_000.0, "expected_seconds": 24_000.0, **result}]
     lines = call("status", columns=80).output.splitlines()
     (told,) = [line.split() for line in lines if line.startswith("dd")]
     assert [told[0][-1], told[3][-1]] == ["…", "…"]

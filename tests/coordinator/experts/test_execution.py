@@ -83,7 +83,7 @@ async def test_a_site_that_comes_back_under_another_name_keeps_its_experts(tmp_p
         await run.coordinator.experts.look(1000.0)
         rows = run.coordinator.experts.told()["experts"]
         assert [row["site"] for row in rows] == ["lab-0", "barn", "lab-0"]
-        assert [row["planned_seconds"] for row in rows] == [10.0, 10.0, 30.0]
+        assert [row["expected_seconds"] for row in rows] == [10.0, 10.0, 30.0]
     async with two_sites(tmp_path) as run, run.site(BOB) as bob:
         await bob.register(BOB, name="barn")
         async with run.site(ALICE) as alice:

@@ -2,7 +2,7 @@
 import { $, cell, make, mark, order, say } from "./dom.js";
 import { count, span, fixed, percent, several } from "./format.js";
 
-const COLUMNS = ["Domain", "State", "Site", "Size", "Steps", "Bits/byte", "Against parent", "Planned"];
+const COLUMNS = ["Domain", "State", "Site", "Size", "Steps", "Bits/byte", "Against parent", "Expected"];
 const WORDS = { nobody: "no site can" };
 const ENDED = ["accepted", "refused"];
 
@@ -100,7 +100,7 @@ function blankLane() {
 
 function block(job, longest) {
   const done = make("i", { className: job.state === "refused" ? "refused" : "" });
-  const made = make("span", { title: `${job.domain}: ${count(job.done)} of ${count(job.steps)} steps, planned ${span(job.seconds)}` }, done, make("b", { textContent: job.domain }));
+  const made = make("span", { title: `${job.domain}: ${count(job.done)} of ${count(job.steps)} steps, expected to take ${span(job.seconds)}` }, done, make("b", { textContent: job.domain }));
   made.style.width = `${(100 * job.seconds) / longest}%`;
   done.style.width = `${100 * part(job)}%`;
   return made;
