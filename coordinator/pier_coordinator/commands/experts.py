@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pier_coordinator.commands.client import Client
-from pier_coordinator.commands.experts_view import CAVEAT, CLASSES, Planning, columns, told, view
+from pier_coordinator.commands.experts_view import CLASSES, Planning, columns, told, view
 from pier_coordinator.experts.allocation import BudgetError
 from pier_coordinator.experts.difficulty import ESTIMATED, Difficulty, Sample, estimated, probed
 from pier_coordinator.experts.plan import Plan, UnplacedError, accepted, compared
@@ -97,13 +97,16 @@ def init(file: Path, preset: str, force: bool) -> str:
     )
 
 
+NOT_STARTED = "This is a plan, nothing has been started: `pier-coordinator experts start` does it."
+
+
 def plan(file: Path, folder: Path, as_json: bool) -> None:
     """Print the plan of the file's mode and what the other modes would give. Raises PierError."""
     planning = planned(load(file), folder)
     if as_json:
         print(json.dumps(told(planning)))
     else:
-        Console().print(view(planning), Text(CAVEAT, "dim"))
+        Console().print(view(planning), Text(NOT_STARTED, "dim"))
 
 
 def planned(config: ExpertsConfig, folder: Path) -> Planning:

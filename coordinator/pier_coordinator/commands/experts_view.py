@@ -44,11 +44,10 @@ WHY = {
 NAMES, WORDS, OPTIONAL = ("domain", "site"), ("expert", "mode", "sizes", "size"), ("idle", "by\nhand")
 """Columns that are cut, columns that stand to the left, and columns that are left out if nothing is in them."""
 ROUNDING = 0.001
-CAVEAT = """\
+LEGEND = """\
 size pays, steps pay: times the mean, ? where another sample of the text might tell another class. They are those of \
 n-grams, which stand in for models, and sort the domains into classes for the paper's modes; auto treats all alike.
-idle: additional steps that the site could do until the last one is done.
-This is a plan, nothing has been started: `pier-coordinator experts start` does it."""
+idle: additional steps that the site could do until the last one is done."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,7 @@ def view(planning: Planning) -> RenderableType:
         "",
         modes_table(planning),
         "",
+        Text(LEGEND, "dim"),
     )
 
 

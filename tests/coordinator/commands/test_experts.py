@@ -238,6 +238,8 @@ def test_a_plan_is_shown_and_started_only_when_accepted(tmp_path: Path, plan_fil
     no = call_run("start", plan_file, "--data", tmp_path, answer="n\n")
     assert no.exit_code == 1
     assert "lower bound" in no.output
+    assert "size pays, steps pay: " in no.output
+    assert "idle: " in no.output
     assert coordinator.asked == []
     yes = call_run("start", plan_file, "--data", tmp_path, answer="y\n")
     assert yes.exit_code == 0, yes.output
