@@ -133,10 +133,11 @@ def init_experts(file: Path, preset: str, force: bool) -> None:
 @experts.command("plan")
 @EXPERTS_FILE
 @FOLDER
+@click.option("--dry-run", is_flag=True, expose_value=False, help="Has no effect: `plan` never starts anything.")
 @options.JSON
 @options.explained
 def plan_experts(file: Path, folder: Path, as_json: bool) -> None:
-    """Show which site would train which expert, for how long, and why. Changes nothing.
+    """Show which site would train which expert, for how long, and why. Start nothing.
 
     Reads the domains of FILE, estimates where a larger model and where more steps pay off, and assigns the experts to
     the [[sites]] of FILE. Without [[sites]], assigns them to the sites that train in the run in --data.

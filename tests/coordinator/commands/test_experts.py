@@ -85,7 +85,7 @@ def test_what_exists_is_not_overwritten_unless_forced(tmp_path: Path) -> None:
 
 
 def test_a_plan_says_who_trains_what_and_how_good_it_is(file: Path) -> None:
-    done = call("plan", file)
+    done = call("plan", file, "--dry-run")
     assert done.exit_code == 0, done.output
     for said in (*WORDS, "above the lower bound of", "MHo-IHe", "MHe-IHo", "auto ←", "nothing has been started"):
         assert said in done.output
