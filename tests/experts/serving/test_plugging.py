@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -141,6 +142,27 @@ async def test_a_lost_expert_is_plugged_again_once_its_files_are_there(folder: P
         weights.write_bytes(whole)
         assert (await client.turn("encodings", "plug"))[0] == 200
         assert {*(await client.ask())["posterior"]} == {*NAMES}
+
+
+async def test_who_asks_an_expert_that_is_unplugged_is_told_so(folder: Path) -> None:
+    async with serving(folder) as client:
+        await client.turn("network", "unplug")
+        async with client.session.post(f"{client.address}/v1/completions", json={**ASK, "model": "network"}) as answer:
+            told = (await answer.json())["error"]
+    assert (answer.status, told["code"]) == (404, "model_not_found")
+    assert told["message"].startswith("the expert of network does not answer now; there are: ")
+    assert told["message"].endswith("topics, encodings")
+
+
+async def test_only_what_changes_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(folder) as client:
+        with caplog.at_level(logging.INFO):
+            for verb in ("plug", "unplug", "unplug", "plug", "plug"):
+                assert (await client.turn("network", verb))[0] == 200
+    assert [line for line in caplog.messages if "plugged" in line] == [
+        "the expert of network was unplugged",
+        "the expert of network was plugged",
+    ]
 
 
 async def test_what_cannot_be_is_refused(tmp_path: Path) -> None:

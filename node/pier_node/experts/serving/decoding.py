@@ -124,6 +124,8 @@ class Pool:
 
     def unplug(self, index: int) -> None:
         """Do not ask an expert until it is plugged."""
+        if index in self.unplugged:
+            return
         self.unplugged.add(index)
         self._models.pop(index, None)
         log.info("the expert of %s was unplugged", self.experts[index].name)
@@ -138,6 +140,8 @@ class Pool:
             if index is not None:
                 self.unplug(index)
             self.experts.append(expert)
+        elif index in self.alive:
+            return
         else:
             for gone in (self.lost, self.unplugged):
                 gone.discard(index)

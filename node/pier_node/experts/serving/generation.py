@@ -186,8 +186,9 @@ class Asking:
             return alive
         found = [index for index in alive if self.experts[index].name == model]
         if not found:
-            problem = f"there is no model {model[:64]!a}; there are: {', '.join(self.models)}"
-            raise Refusal(404, problem, "model_not_found", "model")
+            known = any(expert.name == model for expert in self.experts)
+            problem = f"the expert of {model} does not answer now" if known else f"there is no model {model[:64]!a}"
+            raise Refusal(404, f"{problem}; there are: {', '.join(self.models)}", "model_not_found", "model")
         return found
 
     def _check(self, request: Request, prompts: list[list[int]]) -> None:

@@ -225,6 +225,10 @@ def parse(body: bytes, kind: type[R]) -> R:
         raise _refusal(error) from error
 
 
+SHAPES = {"prompt": "a text, a list of tokens, or a list of several of either", "stop": "a text, or a list of texts"}
+"""Fields that may have several shapes, and which."""
+
+
 def _refusal(error: ValidationError) -> Refusal:
     errors = error.errors(include_url=False)
     # If a field may have several shapes, the error of the shape that it has says most.
@@ -234,4 +238,6 @@ def _refusal(error: ValidationError) -> Refusal:
         return Refusal(400, f"unknown field {name[:64]!a}", "unknown_parameter", name[:64])
     if name in ("best_of", "suffix"):
         return Refusal(400, f"{name} {NOT_DONE}", None, name)
+    if name in SHAPES and found["type"].endswith("_type"):
+        return Refusal(400, f"{name}: give {SHAPES[name]}", None, name)
     return Refusal(400, f"{name}: {found['msg'].removeprefix('Value error, ')}", None, name)
