@@ -106,7 +106,7 @@ export class Operator {
     const name = make("input", { maxLength: 64, placeholder: "any" });
     const hours = make("input", { type: "number", min: 1, max: 8760, value: 24 });
     const uses = make("input", { type: "number", min: 1, max: 10000, value: 1 });
-    openDialog("Invite a site", [make("label", {}, "Name", name), make("label", {}, "Expires after hours", hours), make("label", {}, "Sites that may use it", uses)], "Invite", async () => {
+    openDialog("Invite a site", [make("label", {}, "Name", name), make("label", {}, "Valid for (hours)", hours), make("label", {}, "Sites that may use it", uses)], "Invite", async () => {
       const told = await this.post("invite", { name: name.value.trim(), expires_seconds: 3600 * Number(hours.value), uses: Number(uses.value) });
       openDialog("Paste this at the site", [...copied(told.command, "command"), make("p", { textContent: "It asks for this token:" }), ...copied(told.token, "token")]);
     });
