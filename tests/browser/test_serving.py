@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from experts.serving.ensembles import make_ensemble, opened, served
@@ -56,7 +57,16 @@ async def test_every_token_is_coloured_by_the_expert_that_speaks(chromium: Brows
         assert look.errors == []
 
 
-async def test_an_answer_can_be_stopped_and_another_asked_for(chromium: Browser, address: str) -> None:
+async def test_an_answer_can_be_stopped_and_another_asked_for(
+    chromium: Browser, asking: Asking, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = asking.compute
+
+    async def slowly(work: Callable[..., Any], *args: Any) -> Any:
+        await asyncio.sleep(0.02)  # a busy browser must not come after the last token
+        return await compute(work, *args)
+
+    monkeypatch.setattr(asking, "compute", slowly)
     async with looking(chromium, address) as look:
         await look.page.fill("#count", "4096")
         await look.page.click("#go")
