@@ -74,6 +74,10 @@ def forbidden(path: Path, error: OSError) -> PierError:
     return PierError(f"{path}: {error.strerror}", "Start pier-node as the user that owns the --data folder.")
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk without room, or inodes, for this user."""
+
+
 def unwritable(problem: str, error: OSError) -> PierError:
     """The error for something that could not be written, with what helps against the cause."""
     match error.errno:

@@ -11,7 +11,6 @@ output is no terminal there is none, and none while a program of the site's owne
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 import select
@@ -32,7 +31,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pier_node.base.durable import unwritable
+from pier_node.base.durable import FULL, unwritable
 from pier_node.base.errors import PierError
 from pier_node.base.log import log_to
 from pier_node.base.tasks import cancel_and_wait, when_stopped
@@ -41,8 +40,6 @@ from pier_node.engine.training_process import PROGRAM_VARIABLE
 from pier_node.rounds.folder import DAEMON_FILE, load_run, require_folder
 from pier_node.site.running import Running, Status, find_daemon, on_disk, start_command, to_continue
 from pier_node.site.settings import Settings
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def run_site(settings: Settings, quiet: bool, log_json: bool) -> None:

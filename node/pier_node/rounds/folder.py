@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -145,7 +144,7 @@ def require_claimed(folder: Path, lock: IO[bytes]) -> None:
 
 def unwritable(folder: Path, error: OSError) -> PierError:
     """The error for a data folder that cannot be written."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in durable.FULL:
         return durable.unwritable(str(error.filename or folder), error)
     return PierError(
         f"{error.filename or folder}: {error.strerror}",

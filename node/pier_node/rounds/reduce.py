@@ -298,13 +298,17 @@ class LevelExchange:
         chunks, message = self._level.chunks[owner], self._whole.plan.message
         yield message(Chunk.STAGE_SCATTER, _first(chunks), NO_DATA)
         for start, end in chunks:
-            if self.given is not None:
-                await self.given[start].wait()
+            await self._until_given(start)
             if self._gives:
                 data = (await self._whole.work(partial(self._coded, slice(start, end)))).data
                 yield message(Chunk.STAGE_SCATTER, start, data)
                 self._whole.meter.sent(len(data), asyncio.get_running_loop().time())
         self._sent.release()
+
+    async def _until_given(self, start: int) -> None:
+        """Return once this chunk of our vector is there."""
+        if self.given is not None:
+            await self.given[start].wait()
 
     async def _gather_to(self) -> AsyncGenerator[Chunk]:
         """The means of our chunks, as each becomes ready."""
@@ -323,14 +327,13 @@ class LevelExchange:
         """Take the parts of each of our chunks in order, and reduce some chunks at a time."""
         for node in self.others:
             if node not in self._senders:
-                await self._in_time(self._took_part[node].wait(), node)
+                await self._said(self._took_part[node].wait(), node)
         squares = dict.fromkeys(self._senders, 0.0)
         room = asyncio.Semaphore(self._whole.at_once)
         async with asyncio.TaskGroup() as tasks:
             for start, end in self._level.chunks[self._node]:
                 await room.acquire()
-                if self.given is not None:
-                    await self.given[start].wait()
+                await self._until_given(start)
                 parts = {node: await self._next_part(node, squares) for node in self._senders}
                 tasks.create_task(self._reduce_chunk(slice(start, end), parts, room))
 
@@ -404,7 +407,7 @@ class LevelExchange:
 
     # --- what we receive -----------------------------------------------------------------------
 
-    async def _in_time(self, awaited: Awaitable[T], node: str) -> T:
+    async def _said(self, awaited: Awaitable[T], node: str) -> T:
         """What a member sends. Raises Suspicion if it says nothing for too long."""
         silence = self._level.silence
         try:
@@ -416,7 +419,7 @@ class LevelExchange:
     async def _next_part(self, node: str, squares: dict[str, float]) -> Part:
         clock = asyncio.get_running_loop().time
         began = clock()
-        part = await self._in_time(self._senders[node].get(), node)
+        part = await self._said(self._senders[node].get(), node)
         self.longest_wait = max(self.longest_wait, clock() - began)
         squares[node] += float(np.dot(part.values, part.values))
         limit = self._level.longest[node]
